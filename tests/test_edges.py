@@ -80,7 +80,7 @@ def test_failed_cells_of_an_earlier_launch_are_named(store, capsys):
     folder = store.folder(run_id(run))
     folder.set_aside()
     with folder.locked():
-        folder.finish(row | {"status": FAILED, "error": "broken"})
+        folder.finish(row | {"status": FAILED, "error": "broken", "metrics": {}})
     launch = ["sweep", "launch", "--base", "synthetic", "--store", str(store.root), "--workers"]
     capsys.readouterr()
     assert main([*launch, "1", "--axis", f"seed={run.seed}"]) == 1

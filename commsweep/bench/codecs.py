@@ -17,6 +17,7 @@ from commsweep.bench import Result, alternate, compared
 from commsweep.compressors import build
 from commsweep.config.compressors.base import Compression
 from commsweep.config.compressors.qsgd import QSGDSpec
+from commsweep.config.compressors.rotation import EdenSpec
 from commsweep.config.compressors.thresholds import SIDCoSpec
 from commsweep.config.compressors.values.levels import SignSpec, TernSpec
 from commsweep.config.compressors.values.mx import MXSpec
@@ -107,8 +108,21 @@ def bench() -> Iterator[Result]:
             yield _ratio_to(name, sides)
             sides["ours"] = lambda ours=ours: ours.decode(ours.encode(x, 1))
             yield _ratio_to(f"{name}, through bytes", sides)
+        yield from _eden()
     finally:
         torch.set_num_threads(threads)
+
+
+def _eden() -> Iterator[Result]:
+    """Ratios of two EDEN bits through bytes to an allocating copy: the codec that is recommended
+    for gradients.
+    """
+    eden = build(EdenSpec(bits=2))
+    for elements, bound in ((ELEMENTS, 30.0), (11 * ELEMENTS, 12.0)):
+        x = torch.randn(1, elements, generator=torch.Generator().manual_seed(0))
+        sides = {"ours": lambda x=x: eden.decode(eden.encode(x, 1)), "copy": lambda x=x: x.clone()}
+        title = f"EDEN 2 bits, {elements >> 20} M entries through bytes, over a copy"
+        yield compared(title, alternate(sides, ROUNDS, warmup=2), "ours", "copy", bound)
 
 
 def _ratio_to(name: str, sides: dict[str, Callable[[], object]]) -> Result:

@@ -45,6 +45,14 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     return (stream << torch.arange(bits, device=packed.device)).sum(1)
 
 
+def unpack_small(packed: Tensor, bits: int, count: int) -> Tensor:
+    """As `unpack`, of at most 8 bits: uint8 codes [count]. Raises UserError as `unpack` does."""
+    if not packing.usable(packed):
+        return unpack(packed, bits, count).to(torch.uint8)
+    check_length(packed, bits, count)
+    return packing.unpack_bytes(packed, bits, count)
+
+
 def unpack_flags(packed: Tensor, count: int) -> Tensor:
     """Inverse of `pack` for one bit: booleans [count]. Raises UserError as `unpack` does."""
     check_length(packed, 1, count)

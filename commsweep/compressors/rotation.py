@@ -28,7 +28,8 @@ from commsweep.compressors.base import (
     rows,
     unrows,
 )
-from commsweep.compressors.bits import pack, packed_bytes, unpack
+from commsweep.compressors.bits import pack, packed_bytes, unpack_small
+from commsweep.compressors.kernels import rotation as kernels
 from commsweep.compressors.mx import E2M1, E4M3, MX
 from commsweep.compressors.transform import matrix_on
 from commsweep.config.compressors.rotation import EdenSpec, MSEdenSpec, RotatedSpec
@@ -65,10 +66,16 @@ def counted(row: int, block: int) -> int:
     return sum((end - start) // size for start, end, size in cuts(row, block))
 
 
+def sign_words(row: int, seed: int, device: torch.device) -> Tensor:
+    """int64 [ceil(row / 64)]: the signs of a sample's elements, a bit each, lowest first."""
+    # Another stream than the one that stochastic rounding behind the rotation draws from.
+    return draws.words(-(-row // 64), seed ^ APART, device)
+
+
 def signs(row: int, seed: int, device: torch.device) -> Tensor:
     """float32 [row] of 1 and -1, the same for every sample of a message."""
-    # Another stream than the one that stochastic rounding behind the rotation draws from.
-    return 1.0 - 2.0 * (draws.words(row, seed ^ APART, device) < 0).float()
+    bits = sign_words(row, seed, device)[:, None] >> torch.arange(64, device=device) & 1
+    return 1.0 - 2.0 * bits.view(-1)[:row].float()
 
 
 def hadamard(flat: Tensor, block: int) -> Tensor:
@@ -154,6 +161,74 @@ def _spun(flat: Tensor, block: int, seed: int, round_: int, inverse: bool) -> Te
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
+class Turn:
+    """EDEN's rotation of a message: two rounds of signs and butterflies in blocks of `SURE` and
+    more, signs and a uniform rotation in smaller ones. Butterflies add in one order on the CPU,
+    compiled or not; a GPU multiplies by a matrix.
+    """
+
+    def __init__(self, row: int, seed: int, device: torch.device) -> None:
+        """row: elements of a sample."""
+        self.row, self.seed, self.device = row, seed, device
+        first, second = (sign_words(row, seed ^ n << 60, device) for n in range(ROUNDS))
+        self.words = first, second
+
+    def signs(self, round_: int, cut: tuple[int, int, int]) -> Tensor:
+        """float32 [blocks, size] of 1 and -1 in a round, of the blocks of a cut."""
+        start, end, size = cut
+        places = torch.arange(start, end, device=self.device)
+        bits = self.words[round_][places >> 6] >> (places & 63) & 1
+        return (1.0 - 2.0 * bits.float()).view(-1, size)
+
+    def forward(self, piece: Tensor, cut: tuple[int, int, int]) -> Tensor:
+        """float32 [samples, blocks, size], rotated."""
+        size = cut[2]
+        first, second = self.signs(0, cut), self.signs(1, cut)
+        if size < SURE:
+            return piece * first @ self._small(size) * second
+        unit = torch.tensor(size**-0.5, device=self.device)
+        return butterflies(butterflies(piece * first) * (second * unit)) * unit
+
+    def back(self, piece: Tensor, cut: tuple[int, int, int]) -> Tensor:
+        """The inverse of `forward`."""
+        size = cut[2]
+        first, second = self.signs(0, cut), self.signs(1, cut)
+        if size < SURE:
+            return piece * second @ self._small(size).mT * first
+        unit = torch.tensor(size**-0.5, device=self.device)
+        return butterflies(butterflies(piece) * (second * unit)) * (first * unit)
+
+    def _small(self, size: int) -> Tensor:
+        return orthogonal(size, self.seed).to(self.device, non_blocking=True)
+
+
+def butterflies(piece: Tensor) -> Tensor:
+    """The Hadamard transform of the last axis [..., size], a power of two, without its factor: sums
+    and differences at strides 1, 2, 4, ...
+    """
+    size = piece.shape[-1]
+    if piece.is_cuda:
+        return piece @ matrix_on("hadamard", size, piece.device) * size**0.5
+    stride = 1
+    while stride < size:
+        pairs = piece.unflatten(-1, (-1, 2, stride))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        piece = torch.stack([a + b, a - b], -2).flatten(-3)
+        stride *= 2
+    return piece
+
+
+def halved(x: Tensor) -> Tensor:
+    """Sums over the last axis: halves of a power of two are added until one entry is left."""
+    size = x.shape[-1]
+    if size & (size - 1):
+        return x.sum(-1)
+    while size > 1:
+        size //= 2
+        x = x[..., :size] + x[..., size:]
+    return x[..., 0]
+
+
 def _unit(x: Tensor) -> Tensor:
     """A power of two that brings the largest magnitude of x near 1 where squares or sums of it
     could leave the range of float32; else 1.
@@ -162,6 +237,11 @@ def _unit(x: Tensor) -> Tensor:
     exponent = torch.frexp(most.float()).exponent.clamp(-120, 120)
     extreme = (exponent.abs() > 96) & (most > 0)
     return torch.where(extreme, torch.ldexp(torch.ones_like(most), -exponent), 1.0)
+
+
+def scaled(x: Tensor, unit: Tensor) -> Tensor:
+    """x times a power of two; on the CPU x itself where that is 1, as it nearly always is."""
+    return x if x.device.type == "cpu" and float(unit) == 1 else x * unit
 
 
 @COMPRESSORS.of(RotatedSpec)
@@ -285,49 +365,58 @@ class Eden(Compressor[EdenSpec]):
         scales = payload.parts["scales"].view(n_rows, -1)
         if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
             raise UserError("a scale of EDEN is no positive number")
-        codes = unpack(payload.parts["codes"], self.spec.bits, n_rows * row).view(n_rows, row)
-        y = self._values(codes, scales, int(payload.parts["seed"]))
+        codes = unpack_small(payload.parts["codes"], self.spec.bits, n_rows * row)
+        y = self._values(codes.view(n_rows, row), scales, int(payload.parts["seed"]))
         return unrows(y.to(payload.dtype), payload)
 
     def _codes(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """(codes [samples, row], scales [samples, blocks])."""
+        """(codes uint8 [samples, row], scales [samples, blocks])."""
         unit = _unit(x)
-        spun = uniform(x.float() * unit, self.spec.block, seed)
+        flat = scaled(rows(x).float(), unit).contiguous()
         levels = levels_on(self.spec.bits, x.device)
-        edges = (levels[1:] + levels[:-1]) / 2
-        codes = torch.empty(spun.shape, dtype=torch.int64, device=x.device)
+        turn = Turn(flat.shape[1], seed, x.device)
+        codes = torch.empty(flat.shape, dtype=torch.uint8, device=x.device)
         scales = []
-        for start, end, size in cuts(spun.shape[1], self.spec.block):
-            piece = spun[:, start:end].reshape(len(spun), -1, size)
+        for cut in cuts(flat.shape[1], self.spec.block):
+            start, end, size = cut
+            if size >= SURE and kernels.usable(flat):
+                scales.append(kernels.codes_of(flat, turn.words, cut, levels, codes))
+                continue
+            piece = turn.forward(flat[:, start:end].reshape(len(flat), -1, size), cut)
             # The largest magnitude first: squares of large numbers would not be finite.
             most = piece.abs().amax(2, keepdim=True)
             safe = torch.where(most > 0, most, 1.0)
-            norm = (piece / safe).square().sum(2, keepdim=True).sqrt() * safe
+            norm = halved((piece / safe).square()).double().sqrt().float() * safe[..., 0]
             # A block so small beside the message that its reciprocal is infinite arrives as zero.
             is_small = norm <= size * torch.finfo(torch.float32).tiny
-            z = piece * (math.sqrt(size) / torch.where(is_small, 1.0, norm))
-            level = torch.bucketize(z.abs(), edges)
-            product = (levels[level] * z.abs()).sum(2)
-            scales.append((norm[..., 0] * math.sqrt(size) / product).where(~is_small[..., 0], 0.0))
+            root = torch.tensor(size**0.5, device=x.device)
+            z = piece * (root / torch.where(is_small, 1.0, norm))[..., None]
+            level = torch.bucketize(z.abs(), (levels[1:] + levels[:-1]) / 2)
+            product = halved(levels[level] * z.abs())
+            scales.append((norm * root / product).where(~is_small, 0.0))
             half = len(levels)
             signed = torch.where(z < 0, half - 1 - level, half + level)
-            codes[:, start:end] = signed.view(len(spun), -1)
-        return codes, torch.cat(scales, 1) / unit
+            codes[:, start:end] = signed.view(len(flat), -1)
+        return codes, (torch.cat(scales, 1) if len(scales) > 1 else scales[0]) / unit
 
     def _values(self, codes: Tensor, scales: Tensor, seed: int) -> Tensor:
         """Return what arrives, [samples, row]."""
         positive = levels_on(self.spec.bits, codes.device)
         levels = torch.cat([-positive.flip(0), positive])
         unit = _unit(scales)
-        spun, at = torch.empty(codes.shape, device=codes.device), 0
-        for start, end, size in cuts(codes.shape[1], self.spec.block):
+        turn = Turn(codes.shape[1], seed, codes.device)
+        out, at = torch.empty(codes.shape, device=codes.device), 0
+        for cut in cuts(codes.shape[1], self.spec.block):
+            start, end, size = cut
             count = (end - start) // size
-            piece = levels[codes[:, start:end]].view(len(codes), count, size)
-            spun[:, start:end] = (piece * (scales[:, at : at + count, None] * unit)).view(
-                len(codes), -1
-            )
+            scale = scales[:, at : at + count] * unit
             at += count
-        return uniform_back(spun, self.spec.block, seed) / unit
+            if size >= SURE and kernels.usable(out):
+                kernels.values_of(codes, scale, turn.words, cut, levels, out)
+                continue
+            piece = levels[codes[:, start:end].long()].view(len(codes), count, size)
+            out[:, start:end] = turn.back(piece * scale[..., None], cut).view(len(codes), -1)
+        return scaled(out, 1 / unit)
 
 
 @COMPRESSORS.of(MSEdenSpec)

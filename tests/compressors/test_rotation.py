@@ -13,6 +13,7 @@ from commsweep.compressors import build
 from commsweep.compressors.rotation import (
     back,
     blocks,
+    butterflies,
     centroids,
     counted,
     rotated,
@@ -20,6 +21,7 @@ from commsweep.compressors.rotation import (
     uniform,
     uniform_back,
 )
+from commsweep.compressors.transform import matrix
 from commsweep.errors import UserError
 
 # Lloyd-Max quantizers of N(0, 1): mean squared error (Max 1960, table 1).
@@ -191,3 +193,24 @@ def test_a_block_that_is_nothing_beside_the_message_arrives_as_zero():
         y = code.decode(code.encode(x, seed))
         assert y.isfinite().all() and y[1].abs().max() <= 1e-40
         assert torch.equal(y, code.apply(x, seed))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(3, 1000), (1, 5000), (4, 7, 33), (2, 128), (5, 37), (11, 384)])
+def test_eden_has_the_same_bits_with_and_without_the_compiler(bits, shape, monkeypatch):
+    """Blocks beside each other, fewer than eight of them, small rests, several rows, extremes."""
+    codec = build({"kind": "eden", "bits": bits})
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(bits)) * 3
+    x.view(-1)[::97] *= 1e4
+    x[0] = 0
+    compiled = *codec._codes(x, 5), codec.apply(x, 5)
+    assert torch.equal(codec.decode(codec.encode(x, 5)), compiled[2])
+    with monkeypatch.context() as patch:
+        patch.setattr("commsweep.compressors.kernels.rotation.usable", lambda x: False)
+        plain = *codec._codes(x, 5), codec.apply(x, 5)
+    assert all(torch.equal(a, b) for a, b in zip(compiled, plain, strict=True))
+
+
+def test_butterflies_are_the_hadamard_transform():
+    x = torch.randn(2, 3, 128, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(butterflies(x) / 128**0.5, x @ matrix("hadamard", 128), atol=1e-5)

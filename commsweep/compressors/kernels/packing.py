@@ -51,6 +51,14 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     return torch.from_numpy(out)
 
 
+def unpack_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """As `unpack_codes`, of at most 8 bits: uint8 codes [count]."""
+    out = np.empty(count, np.uint8)
+    source = packed.contiguous().numpy()
+    _over_blocks(lambda a, b: _unpack_blocks(source, bits, out, a, b), count)
+    return torch.from_numpy(out)
+
+
 def unpack_flags(packed: Tensor, count: int) -> Tensor:
     """Return one-bit codes as booleans [count]."""
     return torch.from_numpy(
