@@ -289,6 +289,8 @@ def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
             continue
         untied = " untied" if row.get("model.tied") is False else ""
         training = TRAININGS.get(row["model.name"] + untied, row["model.name"] + untied)
+        if first["optim.kind"].nunique() > 1:
+            training += f", {row['optim.kind']}"
         arms.setdefault(arm, {})[training] = share
     return arms
 

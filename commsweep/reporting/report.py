@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commsweep.errors import UserError, nearest
 from commsweep.registry import sweeps
@@ -205,6 +205,10 @@ def write(
         }
         _text(folder / "claims.json", json.dumps(content, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
+    points = results.points(store, list(frame.id[frame.status == "finished"]))
+    if len(points):
+        compression: dict[str, Any] = {"method": "gzip", "mtime": 0}
+        points.to_csv(folder / "curves.csv.gz", index=False, compression=compression)
     pictures = [
         (name, figure.save(figure_, folder / "figures", name, ("png", *wish.formats))[0], caption)
         for name, figure_, caption in drawn

@@ -17,7 +17,7 @@ from commsweep.config.renames import first_names
 from commsweep.errors import UserError, nearest
 from commsweep.input_digests import mixed
 from commsweep.reporting import index
-from commsweep.store import Store
+from commsweep.store import POINTS, Store
 
 SECTIONS = (
     "model.",
@@ -316,6 +316,19 @@ def curves(store: str | Path, ids: list[str]) -> pd.DataFrame:
     return pd.DataFrame(
         [record | {"id": name} for name in ids for record in opened.folder(name).metrics()]
     )
+
+
+def points(store: str | Path, ids: list[str]) -> pd.DataFrame:
+    """The points along these trainings: one row a point, with the run's id first; numbers to six
+    digits.
+    """
+    opened = Store(store, create=False)
+    frame = pd.DataFrame(
+        [{"id": name} | record for name in ids for record in opened.folder(name).metrics(POINTS)]
+    )
+    numbers = frame.select_dtypes("float").columns
+    frame[numbers] = frame[numbers].map(lambda value: float(f"{value:.6g}"))
+    return frame
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

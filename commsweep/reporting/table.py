@@ -203,9 +203,9 @@ def shortened(texts: list[str], most: int) -> list[str]:
         alike = [other for other, theirs in zip(texts, cut, strict=True) if theirs == short]
         if len(set(alike)) > 1 and len(text) > most:
             same = len(os.path.commonprefix(alike))  # noqa: RUF071 (letters, not folders)
-            head = max(0, min(same, most // 3))
-            tail = text[same : same + most - head - 3]
-            short = f"{text[:head]}...{tail}"
+            word = text.rfind(" ", 0, same) + 1  # the differing word in full
+            tail = text[word:][: most // 2]
+            short = f"{text[: most - 3 - len(tail)]}...{tail}"
         out.append(short)
     return out
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commsweep.reporting.table import Cell, Table
+from commsweep.reporting.table import Cell, Table, shortened
 
 HEADER = ["Setting", "worth kept", "compressed inference", "fwd bytes/step", "seeds"]
 
@@ -43,3 +43,15 @@ def test_a_long_name_ends_in_dots(width):
     wide = Table("settings", "", ["Setting", "score"], [["a" * 100, "1"]])
     line = wide.terminal(width, 1)[-2]
     assert line.startswith("a" * (width // 2 - 3) + "...") and line.endswith("1")
+
+
+def test_texts_that_are_cut_still_differ():
+    """What varies stands at the end, and a cut would hide it."""
+    names = [
+        "TopK 20 %, 4 bit values (model cuts layer1)",
+        "TopK 20 %, 4 bit values (model cuts l2)",
+    ]
+    cut = shortened([*names, "dense"], 30)
+    assert len(set(cut)) == 3 and all(len(text) <= 30 for text in cut)
+    assert cut[0].endswith("layer1)") and cut[1].endswith("l2)")
+    assert shortened(["a" * 40, "a" * 40], 10) == ["aaaaaaa..."] * 2
