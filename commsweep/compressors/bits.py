@@ -4,6 +4,7 @@ bits).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,11 +94,25 @@ def pack_mask(mask: Tensor, k: int) -> Tensor:
     if k == row:
         return torch.empty(0, dtype=torch.uint8, device=mask.device)
     if indices_win(n_rows, row, k):
-        return pack(
-            taken(torch.arange(row, device=mask.device).expand_as(mask), mask, k),
-            index_bits(row),
-        )
+        return pack(columns_of(mask, k), index_bits(row))
     return pack(mask, 1)
+
+
+def columns_of(mask: Tensor, k: int) -> Tensor:
+    """The columns, int64 [rows, k], of a boolean mask [rows, row] that is true k times a row."""
+    n_rows, row = mask.shape
+    if mask.device.type == "cpu":
+        places = torch.from_numpy(np.flatnonzero(mask.numpy())).view(n_rows, k)
+        return places - row * torch.arange(n_rows)[:, None] if n_rows > 1 else places
+    return taken(torch.arange(row, device=mask.device).expand_as(mask), mask, k)
+
+
+def row_counts(mask: Tensor) -> Tensor:
+    """How often a boolean mask [rows, row] is true in each row, int64 [rows]."""
+    n_rows, row = mask.shape
+    if mask.device.type == "cpu" and n_rows <= row:  # long rows: eight times faster than a sum
+        return torch.tensor([np.count_nonzero(flags) for flags in mask.numpy()])
+    return mask.sum(1)
 
 
 def taken(flat: Tensor, memory: Tensor, k: int) -> Tensor:
@@ -119,7 +134,7 @@ def unpack_mask(packed: Tensor, n_rows: int, row: int, k: int) -> Tensor:
         return torch.ones(n_rows, row, dtype=torch.bool, device=packed.device)
     if not indices_win(n_rows, row, k):
         mask = unpack_flags(packed, n_rows * row).reshape(n_rows, row)
-        if not (mask.sum(1) == k).all():
+        if not (row_counts(mask) == k).all():
             raise UserError(f"a bitmask does not keep {k} of {row} entries in every row")
         return mask
     columns = unpack(packed, index_bits(row), n_rows * k).reshape(n_rows, k)

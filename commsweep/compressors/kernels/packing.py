@@ -430,15 +430,19 @@ def _scatter_rows(values, columns, out, good, row_from, row_to):
 
 @_compiled
 def _spread(values, mask, row_k, out):
-    p, padded = 0, np.append(values, np.float32(0))  # one more, which is read behind the last value
+    # One more, which is read behind the last value. A place without a sign: with one, each would be
+    # looked at for a count from the end.
+    p, padded = np.uint64(0), np.append(values, np.float32(0))
+    size = np.uint64(values.size)
     for r in range(mask.shape[0]):
         row, target = mask[r], out[r]
         m = np.uint32(0)
         for i in range(row.size):
             m += row[i]
-        if p + m > values.size or (row_k >= 0 and m != row_k):
+        if p + np.uint64(m) > size or (row_k >= 0 and m != row_k):
             return False
         for i in range(row.size):  # without a branch, which a random mask would mispredict
-            target[i] = padded[p] if row[i] else np.float32(0)
-            p += row[i]
-    return p == values.size
+            flag = row[i]
+            target[i] = padded[p] if flag else np.float32(0)
+            p += np.uint64(flag)
+    return p == size
