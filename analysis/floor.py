@@ -288,7 +288,7 @@ def _arms(frame: pd.DataFrame) -> dict[str, dict[str, Kept]]:
         if share is None or not share.tells or arm in ("dense", "nothing"):
             continue
         untied = " untied" if row.get("model.tied") is False else ""
-        training = TRAININGS.get(row["model.name"] + untied, row["model.name"] + untied)
+        training: str = TRAININGS.get(row["model.name"] + untied) or row["model.name"] + untied
         if first["optim.kind"].nunique() > 1:
             training += f", {row['optim.kind']}"
         arms.setdefault(arm, {})[training] = share
