@@ -320,21 +320,21 @@ class RunFolder:
             return False
 
     def environment(self) -> dict[str, Any]:
-        """Return what the folder says of where and how its run was begun; empty before that."""
+        """Return the folder's env.json: where and how its run was begun; empty before that."""
         try:
             return read_json(self.path / "env.json")
         except (OSError, UserError):
             return {}
 
-    def points(self, asked: int) -> int:
+    def points(self, count: int) -> int:
         """Return how many points along its training this run has: as many as it was begun with,
-        else as are asked for.
+        else `count`.
         """
-        begun = self.environment().get("points")
-        if not isinstance(begun, int) or isinstance(begun, bool) or begun == asked:
-            return asked
-        notice(f"run {self.path.name} was begun with --points {begun}, which stays")
-        return begun
+        recorded = self.environment().get("points")
+        if not isinstance(recorded, int) or isinstance(recorded, bool) or recorded == count:
+            return count
+        notice(f"run {self.path.name} was begun with --points {recorded}, which stays")
+        return recorded
 
     def begun_by(self) -> str:
         """Return who asked for this run: "sweep", "search", "run", or "" where the folder does not

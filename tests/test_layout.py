@@ -21,6 +21,7 @@ PLACES = (LIBRARY, *CONTENT)
 FLOORS = (
     "errors",
     "lean_imports",
+    "child",
     "seeds",
     "checkpoint",
     "component",

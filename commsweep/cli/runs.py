@@ -226,12 +226,12 @@ def _points(args: argparse.Namespace) -> int:
     """Return the points along a training that these options mean. Raises UserError where nothing is
     trained to its end.
     """
-    asked, steps = getattr(args, "points", None), getattr(args, "steps", 0)
-    if asked is not None and steps:
-        raise UserError(f"--points {asked}: with --steps {steps} nothing is scored; leave one out")
+    points, steps = getattr(args, "points", None), getattr(args, "steps", 0)
+    if points is not None and steps:
+        raise UserError(f"--points {points}: with --steps {steps} nothing is scored; leave one out")
     if not hasattr(args, "points") or steps:
         return 0
-    return POINTS if asked is None else asked
+    return POINTS if points is None else points
 
 
 def changes(settings: list[str]) -> dict[str, str]:

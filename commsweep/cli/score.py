@@ -87,10 +87,10 @@ def _score(args: argparse.Namespace) -> int:
         raise UserError(f"{' '.join(args.codecs)}: a codec is named twice; name it once")
     for text in args.codecs:
         try:
-            known = spelled(text) is not None
+            is_known = spelled(text) is not None
         except ValueError as error:
             raise UserError(f"codec {error}") from None
-        if not known:
+        if not is_known:
             raise UserError(f"codec {unknown(text)}")
     writable(args.out)
     began = time.monotonic()

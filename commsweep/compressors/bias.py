@@ -96,8 +96,8 @@ def hard_messages() -> dict[str, Tensor]:
 
 
 def drawn(apply: Callable[[Tensor, int], Tensor], x: Tensor, draws: int) -> Tensor:
-    """Return what arrives of a message x under so many seeds, [draws, *x]; [1, *x] of a code that
-    draws nothing.
+    """Send a message x under so many seeds. Returns the arrived messages [draws, *x]; [1, *x] where
+    the code draws nothing.
     """
     first = [apply(x, seed) for seed in range(2)]
     if torch.equal(*first):
@@ -109,7 +109,7 @@ def worst_bias(
     apply: Callable[[Tensor, int], Tensor],
     messages: dict[str, Tensor],
     draws: int = DRAWS,
-    more: int = MORE,
+    factor: int = MORE,
 ) -> tuple[str, Bias, bool]:
     """Draw each of the messages many times through `apply(x, seed)`, and `more` times as often
     where the bias may still be one that matters.
@@ -121,8 +121,8 @@ def worst_bias(
     for name, x in messages.items():
         arrived = drawn(apply, x, draws)
         bias = bias_of(arrived, x)
-        if more > 1 and bias.low == 0 and bias.high > MATTERS and len(arrived) > 1:
-            arrived = drawn(apply, x, draws * more)
+        if factor > 1 and bias.low == 0 and bias.high > MATTERS and len(arrived) > 1:
+            arrived = drawn(apply, x, draws * factor)
             bias = bias_of(arrived, x)
         certain = bias.low > 0 or (len(arrived) > 1 and is_biased(arrived, x))
         outcomes.append((certain, bias.low, bias.high, name, bias))

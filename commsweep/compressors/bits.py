@@ -47,7 +47,9 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_small(packed: Tensor, bits: int, count: int) -> Tensor:
-    """As `unpack`, of at most 8 bits: uint8 codes [count]. Raises UserError as `unpack` does."""
+    """Inverse of `pack` for at most 8 bits: uint8 codes [count]. Raises UserError as `unpack`
+    does.
+    """
     if not packing.usable(packed):
         return unpack(packed, bits, count).to(torch.uint8)
     check_length(packed, bits, count)
@@ -102,13 +104,13 @@ def columns_of(mask: Tensor, k: int) -> Tensor:
     """The columns, int64 [rows, k], of a boolean mask [rows, row] that is true k times a row."""
     n_rows, row = mask.shape
     if mask.device.type == "cpu":
-        places = torch.from_numpy(np.flatnonzero(mask.numpy())).view(n_rows, k)
-        return places - row * torch.arange(n_rows)[:, None] if n_rows > 1 else places
+        flat_indices = torch.from_numpy(np.flatnonzero(mask.numpy())).view(n_rows, k)
+        return flat_indices - row * torch.arange(n_rows)[:, None] if n_rows > 1 else flat_indices
     return taken(torch.arange(row, device=mask.device).expand_as(mask), mask, k)
 
 
 def row_counts(mask: Tensor) -> Tensor:
-    """How often a boolean mask [rows, row] is true in each row, int64 [rows]."""
+    """The number of true entries in each row of a boolean mask [rows, row], int64 [rows]."""
     n_rows, row = mask.shape
     if mask.device.type == "cpu" and n_rows <= row:  # long rows: eight times faster than a sum
         return torch.tensor([np.count_nonzero(flags) for flags in mask.numpy()])

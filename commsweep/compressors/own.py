@@ -161,8 +161,8 @@ class Own(Compressor[OwnCodeSpec]):
         tensors, like = self._arrived(payload)
         y = self._call(self.receiver.decode, tensors, like, *(() if state is None else (state,)))
         if not isinstance(y, Tensor) or y.layout != torch.strided or y.is_meta:
-            what = "a sparse or meta one" if isinstance(y, Tensor) else type(y).__name__
-            self._refuse(f"decode returned {what}; a dense tensor is wanted")
+            kind = "a sparse or meta one" if isinstance(y, Tensor) else type(y).__name__
+            self._refuse(f"decode returned {kind}; a dense tensor is wanted")
         if y.shape != like.shape or y.dtype != payload.dtype:
             self._refuse(
                 f"decode returned {y.dtype} {tuple(y.shape)}; {payload.dtype} "
@@ -242,8 +242,8 @@ class Own(Compressor[OwnCodeSpec]):
         than the message, decodes it to something else.
         """
         states = (self._state(sent.shape),) if self.keeps else ()
-        parts, like = self._arrived(sent)
-        by_sender: Tensor = self._call(self.sender.decode, dict(parts), like, *states)
+        tensors, like = self._arrived(sent)
+        by_sender: Tensor = self._call(self.sender.decode, dict(tensors), like, *states)
         reads = (
             "decode reads what encode left in self, its class or its module, which does not "
             "travel; put it in the dict"
@@ -315,7 +315,7 @@ class Own(Compressor[OwnCodeSpec]):
 
 
 def _state_of_torch() -> dict[str, Any]:
-    """What of torch's own state a codec must leave as it is, by name."""
+    """Return the parts of torch's own state that a codec must leave as they are, by name."""
     return {
         "torch's default type": torch.get_default_dtype(),
         "whether gradients are recorded": torch.is_grad_enabled(),

@@ -161,7 +161,7 @@ def _spun(flat: Tensor, block: int, seed: int, round_: int, inverse: bool) -> Te
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
-class Turn:
+class Rotation:
     """EDEN's rotation of a message: two rounds of signs and butterflies in blocks of `SURE` and
     more, signs and a uniform rotation in smaller ones. Butterflies add in one order on the CPU,
     compiled or not; a GPU multiplies by a matrix.
@@ -176,8 +176,8 @@ class Turn:
     def signs(self, round_: int, cut: tuple[int, int, int]) -> Tensor:
         """float32 [blocks, size] of 1 and -1 in a round, of the blocks of a cut."""
         start, end, size = cut
-        places = torch.arange(start, end, device=self.device)
-        bits = self.words[round_][places >> 6] >> (places & 63) & 1
+        index = torch.arange(start, end, device=self.device)
+        bits = self.words[round_][index >> 6] >> (index & 63) & 1
         return (1.0 - 2.0 * bits.float()).view(-1, size)
 
     def forward(self, piece: Tensor, cut: tuple[int, int, int]) -> Tensor:
@@ -374,15 +374,15 @@ class Eden(Compressor[EdenSpec]):
         unit = _unit(x)
         flat = scaled(rows(x).float(), unit).contiguous()
         levels = levels_on(self.spec.bits, x.device)
-        turn = Turn(flat.shape[1], seed, x.device)
+        rotation = Rotation(flat.shape[1], seed, x.device)
         codes = torch.empty(flat.shape, dtype=torch.uint8, device=x.device)
         scales = []
         for cut in cuts(flat.shape[1], self.spec.block):
             start, end, size = cut
             if size >= SURE and kernels.usable(flat):
-                scales.append(kernels.codes_of(flat, turn.words, cut, levels, codes))
+                scales.append(kernels.codes_of(flat, rotation.words, cut, levels, codes))
                 continue
-            piece = turn.forward(flat[:, start:end].reshape(len(flat), -1, size), cut)
+            piece = rotation.forward(flat[:, start:end].reshape(len(flat), -1, size), cut)
             # The largest magnitude first: squares of large numbers would not be finite.
             most = piece.abs().amax(2, keepdim=True)
             safe = torch.where(most > 0, most, 1.0)
@@ -404,7 +404,7 @@ class Eden(Compressor[EdenSpec]):
         positive = levels_on(self.spec.bits, codes.device)
         levels = torch.cat([-positive.flip(0), positive])
         unit = _unit(scales)
-        turn = Turn(codes.shape[1], seed, codes.device)
+        rotation = Rotation(codes.shape[1], seed, codes.device)
         out, at = torch.empty(codes.shape, device=codes.device), 0
         for cut in cuts(codes.shape[1], self.spec.block):
             start, end, size = cut
@@ -412,10 +412,10 @@ class Eden(Compressor[EdenSpec]):
             scale = scales[:, at : at + count] * unit
             at += count
             if size >= SURE and kernels.usable(out):
-                kernels.values_of(codes, scale, turn.words, cut, levels, out)
+                kernels.values_of(codes, scale, rotation.words, cut, levels, out)
                 continue
             piece = levels[codes[:, start:end].long()].view(len(codes), count, size)
-            out[:, start:end] = turn.back(piece * scale[..., None], cut).view(len(codes), -1)
+            out[:, start:end] = rotation.back(piece * scale[..., None], cut).view(len(codes), -1)
         return scaled(out, 1 / unit)
 
 

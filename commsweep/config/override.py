@@ -119,10 +119,10 @@ def _with_codecs(changes: dict[str, Any]) -> dict[str, Any]:
         if key.rpartition(".")[2] not in CODECS or not isinstance(_literal(value), str):
             written[key] = value
             continue
-        for part in ("compressor", "feedback"):
-            for other in (f"{key}.{part}", f"{key}.{part}.kind"):
-                if other in changes:
-                    raise UserError(f"{key}={value} and {other} both say the {part}; give one")
+        for section in ("compressor", "feedback"):
+            for setting in (f"{key}.{section}", f"{key}.{section}.kind"):
+                if setting in changes:
+                    raise UserError(f"{key}={value} and {setting} both say the {section}; give one")
         try:
             settings = codec(value)
         except ValueError as error:

@@ -278,8 +278,8 @@ def call(name: str, what_for: str, *args: Any, **options: Any) -> Any:
 
 
 def call_apart(name: str, what_for: str, options: dict[str, Any]) -> Any:
-    """As `call`, by the function of the module loaded a second time, which shares no globals and no
-    classes with the first.
+    """Do as `call`, with the module loaded a second time: it shares no globals and no classes with
+    the first.
     """
     return _call(_loaded(name, what_for, twin=True), name, (), options)
 

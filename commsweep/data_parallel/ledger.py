@@ -34,7 +34,7 @@ class Ledger:
         n, every_hop = spec.learners, spec.collective != "exact"
         self.wire = 2 * (n - 1) / n if every_hop else 1
         # `up` is counted in parts of a byte, as every hop of n learners may have n-ths of one
-        self.parts = n if every_hop else 1
+        self.fractions = n if every_hop else 1
         self._seen, self._seen_steps = [0] * len(layers), 0
 
     def sent(
@@ -48,7 +48,7 @@ class Ledger:
         """A message for a layer left a learner; `entries`: its entries, where each learner chooses
         its places among `of` (0: all of the layer).
         """
-        self.up[index] = self.up[index] + nbytes * self.parts
+        self.up[index] = self.up[index] + nbytes * self.fractions
         self.kept[index] = self.kept[index] + entries
         self.coded[index] += messages
         self.entries[index] += messages * (of or self.layers[index].shape.numel())
@@ -65,8 +65,8 @@ class Ledger:
         """
         layer = self.layers[index]
         nbytes = (itemsize or layer.itemsize) * layer.shape.numel()
-        parts = 2 * (self.parts - 1) if self.parts > 1 else 1  # of n learners on a ring
-        self.up[index] = self.up[index] + messages * nbytes * parts
+        share = 2 * (self.fractions - 1) if self.fractions > 1 else 1  # of n learners on a ring
+        self.up[index] = self.up[index] + messages * nbytes * share
         self.plain[index] += messages
         if self.spec.exchange == "server":
             self.down[index] = self.down[index] + nbytes
@@ -101,7 +101,7 @@ class Ledger:
         their places, at the mean density of their compressed messages. kept: that density over all
         layers whose entries are counted; absent where none are.
         """
-        up = [int(count) / self.parts / max(1, self.steps) / self.here for count in self.up]
+        up = [int(count) / self.fractions / max(1, self.steps) / self.here for count in self.up]
         dense = [layer.dense_bytes for layer in self.layers]
         down = self._down()
         n = self.spec.learners
@@ -170,7 +170,7 @@ class Ledger:
         up, steps = [int(count) for count in self.up], max(1, self.steps - self._seen_steps)
         out = {
             layer.name: layer.dense_bytes
-            * (steps * self.here * self.parts)
+            * (steps * self.here * self.fractions)
             / max(1, current - before)
             for layer, current, before in zip(self.layers, up, self._seen, strict=True)
             if not layer.dense
@@ -181,12 +181,12 @@ class Ledger:
     @property
     def up_bytes(self) -> float:
         """Bytes that the learners here have sent up so far (waits for the device)."""
-        return sum(int(count) for count in self.up) / self.parts
+        return sum(int(count) for count in self.up) / self.fractions
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return {
-            "parts": self.parts,
+            "fractions": self.fractions,
             "up": [int(count) for count in self.up],
             "down": [int(nbytes) for nbytes in self.down],
             "steps": self.steps,
@@ -224,9 +224,9 @@ class Ledger:
             state[key] for key in ("up", "down", "kept", "coded", "steps")
         )
         self._seen, self._seen_steps = state["seen"], state["seen_steps"]
-        if state.get("parts", 1) != self.parts:  # of an earlier version: in bytes
+        if state.get("fractions", 1) != self.fractions:  # of an earlier version: in bytes
             self.up, self._seen = (
-                [count * self.parts for count in counts] for counts in (self.up, self._seen)
+                [count * self.fractions for count in counts] for counts in (self.up, self._seen)
             )
         self.plain = state.get("plain", [self.steps * self.here - n for n in self.coded])
         self.places = state["places"]

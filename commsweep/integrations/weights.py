@@ -146,9 +146,9 @@ class Folder:
         """Raises UserError where a late receiver finds no full snapshot."""
         for _ in range(TRIES):
             try:
-                for file in self._way(position):
+                for file in self._path_from(position):
                     data = file.path.read_bytes()
-                    position = Position(read_head(data, whole=False).run, file.step)
+                    position = Position(read_head(data, header_only=True).run, file.step)
                     yield data
                 return
             except FileNotFoundError:  # the sender has removed it meanwhile
@@ -158,7 +158,7 @@ class Folder:
             f"Folder(..., keep={2 * self.keep})"
         )
 
-    def _way(self, position: Position | None) -> list[_File]:
+    def _path_from(self, position: Position | None) -> list[_File]:
         """The files that lead from a position to the newest message."""
         files = self._files()
         files = [file for file in files if file.generation == files[-1].generation]
@@ -190,14 +190,14 @@ class Folder:
         """The messages of the folder, by generation and step."""
         files = []
         for path in self.path.glob("*.*"):
-            if parts := FILE.fullmatch(path.name):
-                generation, step, kind = parts.groups()
+            if match := FILE.fullmatch(path.name):
+                generation, step, kind = match.groups()
                 files.append(_File(int(generation or 0), int(step), kind == "full", path))
         return sorted(files, key=lambda file: (file.generation, file.step, file.full))
 
     def _head(self, file: _File) -> Head:
         with open(file.path, "rb") as handle:
-            return read_head(handle.read(HEADER.size + DIGEST), whole=False)
+            return read_head(handle.read(HEADER.size + DIGEST), header_only=True)
 
 
 class Broadcast:
@@ -320,8 +320,8 @@ class WeightReceiver:
             messages = folder.after(None)
             first = next(messages)
             head = read_head(first)
-            here = self.position
-            if here is not None and head.run == here.run and head.step <= here.step:
+            position = self.position
+            if position is not None and head.run == position.run and head.step <= position.step:
                 return False
             self.apply(first)
             for data in messages:
@@ -332,21 +332,22 @@ class WeightReceiver:
 
     def apply(self, data: bytes) -> int:
         """Take one message. Raises UserError as `update` does."""
-        head, here = read_head(data), self.position
+        head, position = read_head(data), self.position
         if head.full:
-            if here is not None and head.run == here.run and head.step < here.step:
+            if position is not None and head.run == position.run and head.step < position.step:
                 raise UserError(
-                    f"the snapshot of step {head.step} comes after the message of step {here.step}"
+                    f"the snapshot of step {head.step} comes after the message of step "
+                    f"{position.step}"
                 )
             tensors, aliases = _from_snapshot(head.body)
             self._check(tensors, aliases)
-        elif here is None or head.chain != self._chain:
-            where = "nothing" if here is None else f"step {here.step}"
-            what = f"the update of step {head.step} follows step {head.base}"
-            if here is not None and head.run != here.run:
-                what += " of another run of the sender"
+        elif position is None or head.chain != self._chain:
+            where = "nothing" if position is None else f"step {position.step}"
+            text = f"the update of step {head.step} follows step {head.base}"
+            if position is not None and head.run != position.run:
+                text += " of another run of the sender"
             raise UserError(
-                f"{what}, and this receiver has {where}: a message was lost, or came twice; the "
+                f"{text}, and this receiver has {where}: a message was lost, or came twice; the "
                 "next full snapshot mends it"
             )
         else:
@@ -362,10 +363,10 @@ class WeightReceiver:
         """Raise UserError unless the model has all of these weights."""
         if self.model is None:
             return
-        own = self.model.state_dict()
+        weights = self.model.state_dict()
         for name in (*tensors, *aliases):
             tensor = tensors[aliases.get(name, name)]
-            if name not in own or own[name].shape != tensor.shape:
+            if name not in weights or weights[name].shape != tensor.shape:
                 raise UserError(
                     f"the model has no weight '{name}' of shape {list(tensor.shape)}, which the "
                     "sender publishes"
@@ -377,30 +378,32 @@ class WeightReceiver:
         apart, with other values.
         """
         if self.model is not None:
-            own = self.model.state_dict()
+            weights = self.model.state_dict()
             for name in (*tensors, *aliases):
-                _set(name, own[name].detach(), tensors[aliases.get(name, name)])
-            for names in _sharing(own):
-                self._check_shared(own, tensors, [name for name in names if name in tensors])
+                _set(name, weights[name].detach(), tensors[aliases.get(name, name)])
+            for names in _sharing(weights):
+                self._check_shared(weights, tensors, [name for name in names if name in tensors])
         self._loaded = True
 
     def _check_shared(
-        self, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: list[str]
+        self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: list[str]
     ) -> None:
         for name in names:
-            sent = tensors[name].to(own[name].dtype)
-            if len(names) > 1 and not torch.equal(_bits(own[name].cpu()), _bits(sent)):
-                others = ", ".join(f"'{other}'" for other in names if other != name)
+            sent = tensors[name].to(weights[name].dtype)
+            if len(names) > 1 and not torch.equal(_bits(weights[name].cpu()), _bits(sent)):
+                sharing = ", ".join(f"'{name_}'" for name_ in names if name_ != name)
                 raise UserError(
-                    f"the model's '{name}' shares memory with {others}, and the sender's does not: "
-                    "tie them there, too, or untie them here"
+                    f"the model's '{name}' shares memory with {sharing}, and the sender's does "
+                    "not: tie them there, too, or untie them here"
                 )
 
 
-def _set(name: str, own: Tensor, sent: Tensor) -> None:
+def _set(name: str, weight: Tensor, sent: Tensor) -> None:
     """Set a weight; one that repeats itself along a dimension (stride 0) is set once there."""
-    repeated = [dim for dim in range(own.dim()) if own.stride(dim) == 0 and own.shape[dim] > 1]
-    once = own
+    repeated = [
+        dim for dim in range(weight.dim()) if weight.stride(dim) == 0 and weight.shape[dim] > 1
+    ]
+    once = weight
     for dim in repeated:
         once, first = once.narrow(dim, 0, 1), sent.narrow(dim, 0, 1)
         if not torch.equal(_bits(first.expand_as(sent)), _bits(sent)):
@@ -418,10 +421,10 @@ def _sharing(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def read_head(data: bytes, whole: bool = True) -> Head:
-    """Return what a message says of itself. Raises UserError on bytes that are none, or damaged.
+def read_head(data: bytes, header_only: bool = False) -> Head:
+    """Return the head of a message. Raises UserError on bytes that are none, or damaged.
 
-    whole: read the body and check the digest, too; else the first bytes of a message suffice.
+    header_only: the first bytes of a message suffice; else the digest of the body is checked, too.
     """
     if data[:4] == EARLIER:
         raise UserError("the message of weights is of an earlier commsweep; publish anew")
@@ -430,7 +433,7 @@ def read_head(data: bytes, whole: bool = True) -> Head:
     _, full, run, step, base, chain, length = HEADER.unpack(data[: HEADER.size])
     body = memoryview(data)[HEADER.size : -DIGEST]
     digest = data[-DIGEST:]
-    if whole and (len(body) != length or _digest(data[: HEADER.size], body) != digest):
+    if not header_only and (len(body) != length or _digest(data[: HEADER.size], body) != digest):
         raise UserError(f"the message of step {step} is damaged: its digest does not match")
     return Head(bool(full), run, step, base, chain, digest, body)
 

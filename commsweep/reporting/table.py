@@ -200,7 +200,7 @@ def shortened(texts: list[str], most: int) -> list[str]:
     cut = [text if len(text) <= most else f"{text[: most - 3]}..." for text in texts]
     out = []
     for text, short in zip(texts, cut, strict=True):
-        alike = [other for other, theirs in zip(texts, cut, strict=True) if theirs == short]
+        alike = [full for full, shown in zip(texts, cut, strict=True) if shown == short]
         if len(set(alike)) > 1 and len(text) > most:
             same = len(os.path.commonprefix(alike))  # noqa: RUF071 (letters, not folders)
             word = text.rfind(" ", 0, same) + 1  # the differing word in full

@@ -45,9 +45,11 @@ def without_empty(
     header: Sequence[str], rows: Sequence[Sequence[Entry]]
 ) -> tuple[list[str], list[list[Entry]]]:
     """Return (header, rows) without the columns in which no row says anything ("" or "-")."""
-    said = [
+    filled = [
         column
         for column in range(len(header))
         if not rows or any(row[column] not in ("", "-") for row in rows)
     ]
-    return [header[column] for column in said], [[row[column] for column in said] for row in rows]
+    return [header[column] for column in filled], [
+        [row[column] for column in filled] for row in rows
+    ]

@@ -163,7 +163,7 @@ def _unbiased(name: str) -> str:
     message, bias, certain = worst_bias(compressor.apply, hard_messages())
     if not certain:
         real = {f"{s.network}'s {s.role}": s.x for s in samples() if s.stage == "late"}
-        outcome = worst_bias(compressor.apply, real, DRAWS_OF_REAL, more=1)
+        outcome = worst_bias(compressor.apply, real, DRAWS_OF_REAL, factor=1)
         if outcome[2] or outcome[1].high > bias.high:
             message, bias, certain = outcome
     if certain and declared:

@@ -19,13 +19,13 @@ def names(package: str) -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
-    found = (BUILDER.findall(file.read_text(encoding="utf-8")) for file in files)
+    by_file = (BUILDER.findall(file.read_text(encoding="utf-8")) for file in files)
     if package == "timm":  # whose decorator has no arguments
-        found = (
+        by_file = (
             re.findall(r"@register_model\ndef (\w+)\(", file.read_text(encoding="utf-8"))
             for file in files
         )
-    return frozenset(name for in_file in found for name in in_file)
+    return frozenset(name for in_file in by_file for name in in_file)
 
 
 def check(name: str) -> None:

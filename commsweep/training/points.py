@@ -39,12 +39,12 @@ class Points:
         n = len(data.train.y)
         self.epoch_samples = self.epoch_steps * self.batch if data.train.drop_last else n
         loaders = data.val_dataloader()
-        self.split, whole = "val" if len(loaders) > 1 else "test", loaders[0]
+        self.split, held_out = "val" if len(loaders) > 1 else "test", loaders[0]
         share = int(SHARE * total * self.batch / count)
-        size = min(len(whole.y), max(self.batch, share))
+        size = min(len(held_out.y), max(self.batch, share))
         self.tokens = data.train.x.shape[1] if isinstance(run.data, TextSet) else 0
-        places = torch.linspace(0, len(whole.y) - 1, size).long().to(whole.x.device)
-        self.samples = Batches(whole.x[places], whole.y[places], whole.batch_size)
+        index = torch.linspace(0, len(held_out.y) - 1, size).long().to(held_out.x.device)
+        self.samples = Batches(held_out.x[index], held_out.y[index], held_out.batch_size)
         # training losses of passes since the last point, each summed over its rows; these rows
         self._losses: list[float] = []
         self._rows = 0
@@ -70,17 +70,19 @@ class Points:
 
     def loss(self, gather: Callable[[Any], list[Any]] | None) -> float:
         """Return the mean training loss over the samples since the last call (waits for the
-        device). gather: what all processes say, where they share out the passes.
+        device). gather: collects the states of all processes, where these share out the passes.
         """
-        own = self.state()
-        reports = [own] if gather is None else gather(own)
+        state = self.state()
+        reports = [state] if gather is None else gather(state)
         self._losses, self._rows = [], 0
         # fsum rounds once, so the order of passes, and who made them, does not matter
         total = math.fsum(loss for report in reports for loss in report["losses"])
         return total / max(1, sum(report["rows"] for report in reports))
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps (waits for the device)."""
+        """Return the losses and rows since the last point, for a checkpoint (waits for the
+        device).
+        """
         if self._waiting:
             self._losses += torch.stack(self._waiting).tolist()
             self._waiting = []
@@ -98,9 +100,9 @@ class Points:
         scores: of its samples. loss: mean training loss since the last point. seconds: of training
         so far.
         """
-        epochs, rest = divmod(step, self.epoch_steps)
-        seen = epochs * self.epoch_samples + min(rest * self.batch, self.epoch_samples)
-        amount = {"tokens": seen * self.tokens} if self.tokens else {"examples": seen}
+        epochs, steps = divmod(step, self.epoch_steps)
+        samples = epochs * self.epoch_samples + min(steps * self.batch, self.epoch_samples)
+        amount = {"tokens": samples * self.tokens} if self.tokens else {"examples": samples}
         values = {"train_loss": loss, **scores}
         return {
             "epoch": step / self.epoch_steps,

@@ -56,7 +56,8 @@ def test_a_row_of_first_names_is_read_under_todays(tmp_path):
     store = Store(tmp_path)
     folder = store.folder(run_id(run))
     folder.path.mkdir(parents=True)
-    row = {"schema": 5, "id": run_id(run), "status": "finished", "metrics": {}, "seconds": {}}
+    row = {"schema": 5, "id": run_id(run), "status": "finished", "seconds": {}}
+    row["metrics"] = {"test_on_acc": 0.5}
     (folder.path / "done.json").write_text(json.dumps(row | {"run": json.loads(canonical(run))}))
     (folder.path / "run.json").write_text(json.dumps({"run": json.loads(canonical(run))}))
     assert folder.row()["run"] == record(run) and folder.run() == run

@@ -4,6 +4,7 @@ blocks run as written.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import csv
 import re
@@ -13,11 +14,12 @@ import shutil
 import pytest
 
 from commsweep import registry
-from commsweep.cli.main import main
+from commsweep.cli.main import build_parser, main
 from commsweep.config import flatten, override, record
 from commsweep.config.base import by_kind
 from commsweep.config.compressors import CompressorSpec, GradientCompressor
 from commsweep.config.feedback import FeedbackSpec, GradientFeedback
+from commsweep.errors import UserError
 from commsweep.reporting.results import SECTIONS
 from docs.tools import reference
 from tests.test_layout import ROOT
@@ -267,3 +269,48 @@ def test_the_example_of_weights_as_messages_runs_as_written(tmp_path, monkeypatc
     lines = capsys.readouterr().out.splitlines()
     shares = [float(line.split()[-2].rstrip("%")) for line in lines]
     assert shares[0] == 100 and 0 < shares[1] < 50 and len(lines) == 3
+
+
+def printed_commands():
+    """(where, words) of every command with arguments in pages, examples and help: in code blocks,
+    in backticks, and in the examples under a command's options.
+    """
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in pages}
+    waiting = [build_parser()]
+    while waiting:
+        parser = waiting.pop()
+        epilog = parser.epilog() if callable(parser.epilog) else parser.epilog
+        texts[parser.prog] = f"```\n{epilog or ''}\n```"
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting += action.choices.values()
+    for where, text in texts.items():
+        text = text.replace("\\\n", " ")
+        shown = re.findall(r"`(commsweep [^`\n]+)`", text)
+        text = text.replace("commsweep import", "").replace("commsweep as", "")
+        for block in re.findall(r"```[a-z]*\n(.*?)```", text, re.S):
+            shown += re.findall(r"(?:^|[ ;])(commsweep .*)", block, re.M)
+        for line in shown:
+            # not the signs within quotes: --claim "topk > dense", --codecs "topk:0.1; uniform:2"
+            outside = r'(?=(?:[^"]*"[^"]*")*[^"]*$)'
+            for part in re.split(rf"(?:&&|; |\||> |  +| #){outside}", line):
+                words = part.strip().rstrip(".,);")
+                is_whole = not re.search(
+                    r"\.\.\.|\b[A-Z]{2,}\b|links\.json|[a-z]\)\.| names the ", words
+                )
+                if words.startswith("commsweep ") and words.count(" ") > 1 and is_whole:
+                    yield where, words.removeprefix("commsweep ")
+
+
+def test_every_printed_command_is_understood():
+    parser, seen, wrong = build_parser(), 0, []
+    for where, text in printed_commands():
+        try:
+            parser.parse(shlex.split(text))
+            seen += 1
+        except SystemExit:  # --help
+            continue
+        except (UserError, ValueError) as error:
+            wrong.append(f"{where}: commsweep {text}: {error}")
+    assert seen > 200 and not wrong, "\n".join(wrong)

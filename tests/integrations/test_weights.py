@@ -287,7 +287,7 @@ def test_messages_that_are_removed_while_they_are_read_are_no_end(tmp_path, monk
     publish(sender, weights, range(2), generator)
     receiver.update()
     publish(sender, weights, range(2, 3), generator)
-    way = Folder._way
+    way = Folder._path_from
 
     def late(folder: Folder, position):
         files = way(folder, position)
@@ -295,7 +295,7 @@ def test_messages_that_are_removed_while_they_are_read_are_no_end(tmp_path, monk
             publish(sender, weights, range(3, 8), generator)
         return files
 
-    monkeypatch.setattr(Folder, "_way", late)
+    monkeypatch.setattr(Folder, "_path_from", late)
     assert receiver.update() == 7 and same(receiver.tensors, weights)
 
 

@@ -52,7 +52,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """As `unpack_codes`, of at most 8 bits: uint8 codes [count]."""
+    """Inverse of `pack_codes` for at most 8 bits: uint8 codes [count]."""
     out = np.empty(count, np.uint8)
     source = packed.contiguous().numpy()
     _over_blocks(lambda a, b: _unpack_blocks(source, bits, out, a, b), count)

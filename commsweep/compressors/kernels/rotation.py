@@ -66,11 +66,11 @@ def values_of(
     start, end, size = cut
     n_blocks = (end - start) // size
     first, second = words[0].numpy(), words[1].numpy()
-    unit, given = np.float32(size**-0.5), scales.contiguous().view(-1).numpy()
+    unit, by_block = np.float32(size**-0.5), scales.contiguous().view(-1).numpy()
     read, table, written = codes.numpy(), levels.numpy(), out.numpy()
 
     def task(a: int, b: int) -> None:
-        _values(read, given, first, second, start, size, n_blocks, table, unit, written, a, b)
+        _values(read, by_block, first, second, start, size, n_blocks, table, unit, written, a, b)
 
     _over_rows(task, len(codes) * n_blocks, size)
 
@@ -127,9 +127,9 @@ def _halved(v, n):
 def _side_by_side(row, begin, blocks, size, v):
     """Lay blocks of a sample beside each other."""
     for k in range(blocks):
-        part, at = row[begin + k * size : begin + (k + 1) * size], np.uint64(k)
+        block, at = row[begin + k * size : begin + (k + 1) * size], np.uint64(k)
         for i in range(_ZERO, np.uint64(size)):
-            v[at] = part[i]
+            v[at] = block[i]
             at += _EIGHT
 
 
@@ -142,14 +142,14 @@ def _codes(
     level = np.empty(8 * size, np.int32)
     most, safe = np.empty(8, np.float32), np.empty(8, np.float32)
     norm, gain = np.empty(8, np.float32), np.empty(8, np.float32)
-    one, count = np.float32(1), np.int32(half.size)
+    unity, count = np.float32(1), np.int32(half.size)
     block = a
     while block < b:
         r, first_block = block // n_blocks, block % n_blocks
         blocks = min(8, b - block, n_blocks - first_block)
         begin = start + first_block * size
         _side_by_side(x[r], begin, blocks, size, v)
-        _flip(v, first, begin, blocks, size, one)
+        _flip(v, first, begin, blocks, size, unity)
         _butterflies(v, n)
         _flip(v, second, begin, blocks, size, unit)
         _butterflies(v, n)
@@ -163,18 +163,18 @@ def _codes(
                 most[k] = most[k] if abs(value) <= most[k] else abs(value)
             at += _EIGHT
         for k in range(8):
-            safe[k] = most[k] if most[k] > 0 else one
+            safe[k] = most[k] if most[k] > 0 else unity
         at = _ZERO
         while at < n:
             for k in range(_ZERO, _EIGHT):
-                part = v[at + k] / safe[k]
-                w[at + k] = part * part
+                ratio = v[at + k] / safe[k]
+                w[at + k] = ratio * ratio
             at += _EIGHT
         _halved(w, n)
         for k in range(8):
             # in 64 bits: some libraries' roots of 32 are not rounded exactly
             norm[k] = np.float32(np.sqrt(np.float64(w[k]))) * safe[k]
-            gain[k] = root / (one if norm[k] <= small else norm[k])
+            gain[k] = root / (unity if norm[k] <= small else norm[k])
         at = _ZERO
         while at < n:
             for k in range(_ZERO, _EIGHT):

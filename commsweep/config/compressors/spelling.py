@@ -70,7 +70,7 @@ def codec(text: str) -> dict[str, dict[str, Any]]:
 
 
 def unknown(text: str) -> str:
-    """Return what to say of a word that names no codec."""
+    """Return the message about a word that names no codec, with the nearest name."""
     feedback, plus, word = text.rpartition("+")
     kind = re.split("[:,]", word.strip(), maxsplit=1)[0]
     kinds = [spec.model_fields["kind"].default for spec in kinds_of(Compression)]
@@ -79,9 +79,9 @@ def unknown(text: str) -> str:
         return f"'{text}': no feedback '{feedback.strip()}'{nearest(feedback.strip(), feedbacks)}"
     names = [*(name for name in kinds if name != "own"), *FORMATS]
     longer = [f"'{name}'" for name in names if kind and name.startswith(kind)]
-    meant = f"; did you mean {' or '.join(longer)}?" if longer else nearest(kind, names)
+    hint = f"; did you mean {' or '.join(longer)}?" if longer else nearest(kind, names)
     return (
-        f"'{text}': no compressor '{kind}'{meant} (write topk:0.1, ef+topk:0.1, "
+        f"'{text}': no compressor '{kind}'{hint} (write topk:0.1, ef+topk:0.1, "
         "uniform:4,rounding=stochastic or file.py:Class)"
     )
 
@@ -100,7 +100,7 @@ def listed(text: str) -> list[str]:
 
 
 def in_words(compressor: Spec, feedback: Spec | None = None) -> str:
-    """Return the word for a codec: what `codec` reads as these settings."""
+    """Return the word that `codec` reads as these settings."""
     word = _word(compressor)
     if feedback is None or feedback.model_fields["kind"].default == "none":
         return word
