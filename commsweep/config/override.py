@@ -6,6 +6,7 @@ valid one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, TypeGuard, get_args, get_origin
@@ -23,7 +24,7 @@ from commsweep.config.run import Run, links_fit, record
 from commsweep.config.training import boundary_names
 from commsweep.errors import UserError, nearest, notice
 
-CODECS = ("fwd", "bwd", "grad")  # what takes a codec in one word
+CODEC = re.compile(r"fwd|bwd|grad|at\.[^.]+\.(fwd|bwd)")  # the settings that take one in a word
 
 
 def parse(settings: dict[str, Any], kind: type[Run] = Run) -> Run:
@@ -116,7 +117,7 @@ def _with_codecs(changes: dict[str, Any]) -> dict[str, Any]:
     """Return changes with codecs in one word, fwd=ef+topk:0.1, as the settings that they mean."""
     written: dict[str, Any] = {}
     for key, value in changes.items():
-        if key.rpartition(".")[2] not in CODECS or not isinstance(_literal(value), str):
+        if not CODEC.fullmatch(key) or not isinstance(_literal(value), str):
             written[key] = value
             continue
         for section in ("compressor", "feedback"):

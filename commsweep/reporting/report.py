@@ -142,7 +142,9 @@ def write(
     from commsweep.reporting import claim, figure, interim_looks, report_parts
     from commsweep.reporting.page import html
 
-    for name in ("tables", "figures"):  # so that nothing drawn from other rows stays behind
+    wish = figures or Figures()
+    # So that nothing drawn from other rows stays behind; one figure is drawn beside the others.
+    for name in ("tables",) if wish.only else ("tables", "figures"):
         shutil.rmtree(folder / name, ignore_errors=True)
     curves = results.curves(store, list(frame.id[frame.status == "finished"]))
     extra = additional(frame, curves) if additional else More([], [], [])
@@ -172,7 +174,6 @@ def write(
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = []
-    wish = figures or Figures()
     for drawing in (*extra.figures, *report_parts.all_figures(frame, curves, papers, wish.only)):
         drawn.append(drawing)
         wish.drawn(drawing[0])
@@ -217,10 +218,9 @@ def write(
         report.page = folder / "report.html"
         text = html(sweep, store, frame, curves, report.tables, report.claims, pictures, running)
         _text(report.page, text)
-    _text(
-        folder / "figures" / "captions.md",
-        "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn),
-    )
+    if not wish.only:
+        captions = "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn)
+        _text(folder / "figures" / "captions.md", captions)
     return report
 
 
