@@ -195,6 +195,7 @@ def test_a_block_that_is_nothing_beside_the_message_arrives_as_zero():
         assert torch.equal(y, code.apply(x, seed))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", [(3, 1000), (1, 5000), (4, 7, 33), (2, 128), (5, 37), (11, 384)])
 def test_eden_has_the_same_bits_with_and_without_the_compiler(bits, shape, monkeypatch):

@@ -21,6 +21,7 @@ def code(name: str, **options):
     return build({"kind": "own", "code": f"{path}:{CODES[name]}", "options": options})
 
 
+@pytest.mark.slow  # a quarter of a minute: sketches are drawn many times
 def test_every_entry_is_a_short_file_that_keeps_all_laws():
     assert sorted(CODES) == sorted(path.parent.name for path in BOARD.glob("*/codec.py"))
     for name, cls in CODES.items():

@@ -29,6 +29,7 @@ def outcome(tmp_path, monkeypatch, body: str) -> dict[str, laws.Law]:
     return {law.name: law for law in laws.check("mine.py:Code")}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*RIVALS[::4], "uniform:4,coding=rans"])
 def test_shipped_codecs_keep_all(name):
     assert [law for law in laws.check(name) if not law.holds] == []
