@@ -111,7 +111,7 @@ def worst_bias(
     draws: int = DRAWS,
     factor: int = MORE,
 ) -> tuple[str, Bias, bool]:
-    """Draw each of the messages many times through `apply(x, seed)`, and `more` times as often
+    """Draw each of the messages many times through `apply(x, seed)`, and `factor` times as often
     where the bias may still be one that matters.
 
     Returns the name of the message whose bias is the largest that is certain (else the largest that

@@ -33,7 +33,8 @@ class Own(Compressor[OwnCodeSpec]):
     def __init__(self, spec: OwnCodeSpec) -> None:
         """Raises UserError where the class is none, or breaks a rule on a small message."""
         super().__init__(spec)
-        state = _state_of_torch()
+        is_new = spec.model_dump_json() not in _tried
+        state = _state_of_torch() if is_new else {}
         self.sender, self.receiver = self._instance(), self._instance(receives=True)
         self._nbytes = 0
         self._learner_state: Tensor | None = None
@@ -41,7 +42,7 @@ class Own(Compressor[OwnCodeSpec]):
         self.remembers = hasattr(self.sender, "sender_state")  # a learner does, of each layer
         self._works_on_gpu = bool(getattr(self.sender, "gpu", False))
         self._forms: dict[torch.Size, dict[str, Field]] = {}
-        if spec.model_dump_json() not in _tried:
+        if is_new:
             try:
                 self._try()
                 changed = [

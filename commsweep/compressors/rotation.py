@@ -74,8 +74,13 @@ def sign_words(row: int, seed: int, device: torch.device) -> Tensor:
 
 def signs(row: int, seed: int, device: torch.device) -> Tensor:
     """float32 [row] of 1 and -1, the same for every sample of a message."""
-    bits = sign_words(row, seed, device)[:, None] >> torch.arange(64, device=device) & 1
-    return 1.0 - 2.0 * bits.view(-1)[:row].float()
+    return unpacked(sign_words(row, seed, device), row)
+
+
+def unpacked(words: Tensor, count: int) -> Tensor:
+    """float32 [count] of 1 and -1: the first signs of words, int64."""
+    bits = words[:, None] >> torch.arange(64, device=words.device) & 1
+    return 1.0 - 2.0 * bits.view(-1)[:count].float()
 
 
 def hadamard(flat: Tensor, block: int) -> Tensor:
@@ -169,16 +174,14 @@ class Rotation:
 
     def __init__(self, row: int, seed: int, device: torch.device) -> None:
         """row: elements of a sample."""
-        self.row, self.seed, self.device = row, seed, device
+        self.seed, self.device = seed, device
         first, second = (sign_words(row, seed ^ n << 60, device) for n in range(ROUNDS))
         self.words = first, second
 
     def signs(self, round_: int, cut: tuple[int, int, int]) -> Tensor:
-        """float32 [blocks, size] of 1 and -1 in a round, of the blocks of a cut."""
+        """float32 [blocks, size] of 1 and -1 in a round, of a cut, which begins at a whole word."""
         start, end, size = cut
-        index = torch.arange(start, end, device=self.device)
-        bits = self.words[round_][index >> 6] >> (index & 63) & 1
-        return (1.0 - 2.0 * bits.float()).view(-1, size)
+        return unpacked(self.words[round_][start >> 6 :], end - start).view(-1, size)
 
     def forward(self, piece: Tensor, cut: tuple[int, int, int]) -> Tensor:
         """float32 [samples, blocks, size], rotated."""

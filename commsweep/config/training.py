@@ -84,6 +84,12 @@ class TextModel(Spec):
         return False if tied is False else None
 
 
+def cut_blocks(blocks: int, stages: int) -> range:
+    """Return the numbers of the blocks that end a stage, all but the last stage."""
+    size = blocks // stages
+    return range(size - 1, blocks - 1, size)
+
+
 def boundary_names(model: dict[str, Any]) -> list[str] | None:
     """Return the names of a model's boundaries, in their order, by its settings; None where only
     the loaded model has them.
@@ -91,8 +97,8 @@ def boundary_names(model: dict[str, Any]) -> list[str] | None:
     name, stages = model.get("name"), model.get("stages", 4)
     if name in GPT2_SIZES or name in GRUS:
         blocks = (GPT2_SIZES.get(name) or GRU_SIZE)[0]
-        size = blocks // stages if isinstance(stages, int) and 0 < stages <= blocks else blocks
-        return [f"block{last}" for last in range(size - 1, blocks - 1, size)]
+        is_count = isinstance(stages, int) and 0 < stages <= blocks
+        return [f"block{last}" for last in cut_blocks(blocks, stages if is_count else 1)]
     if name == "pretrained":
         return None
     return [str(cut).replace(".", "_") for cut in model.get("cuts", ())]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from commsweep.config import Run
-from commsweep.config.training import GPT2_SIZES, GRU_SIZE, GRUS, TextModel
+from commsweep.config.training import GPT2_SIZES, GRU_SIZE, GRUS, TextModel, cut_blocks
 from commsweep.data.pretrained import source
 from commsweep.errors import UserError
 
@@ -133,8 +133,7 @@ def cut_points(spec: TextModel, model: PreTrainedModel) -> dict[str, nn.Module]:
             f"model.stages={spec.stages}: {len(blocks_)} blocks cannot be split equally (stages "
             f"that can: {', '.join(map(str, fits))})"
         )
-    size = len(blocks_) // spec.stages
-    return {f"block{last}": blocks_[last] for last in range(size - 1, len(blocks_) - 1, size)}
+    return {f"block{last}": blocks_[last] for last in cut_blocks(len(blocks_), spec.stages)}
 
 
 def entrance(model: PreTrainedModel) -> nn.Module:

@@ -336,22 +336,25 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def launched(root: Path) -> subprocess.Popen:
-    """A launch of two cells in a process of its own."""
+def launched(root: Path, busy: bool) -> subprocess.Popen:
+    """A launch of two cells in a process of its own, whose workers' server has begun; busy: and
+    whose cells train.
+    """
     words = ["sweep", "launch", "two", "--base", "synthetic", "--axis", "epochs=60,80"]
     words += ["--seeds", "1", "--workers", "2", "--store", str(root)]
-    return subprocess.Popen(
+    launch = subprocess.Popen(
         [sys.executable, "-m", "commsweep", *words], stderr=subprocess.PIPE, text=True
     )
+    wait_for(lambda: any("forkserver" in line for line in children(launch.pid).values()))
+    if busy:
+        wait_for(lambda: list(root.glob("[0-9a-f]*/log.txt")))
+    return launch
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True], ids=["importing", "training"])
 def test_a_killed_server_of_workers_is_started_again(tmp_path, busy):
-    launch = launched(tmp_path)
-    wait_for(lambda: any("forkserver" in line for line in children(launch.pid).values()))
-    if busy:
-        wait_for(lambda: list(tmp_path.glob("[0-9a-f]*/log.txt")))
+    launch = launched(tmp_path, busy)
     server = next(pid for pid, line in children(launch.pid).items() if "forkserver" in line)
     os.kill(server, signal.SIGKILL)
     said = launch.communicate(timeout=120)[1]
@@ -362,10 +365,7 @@ def test_a_killed_server_of_workers_is_started_again(tmp_path, busy):
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True], ids=["importing", "training"])
 def test_nothing_goes_on_when_the_launcher_is_killed(tmp_path, busy):
-    launch = launched(tmp_path)
-    wait_for(lambda: any("forkserver" in line for line in children(launch.pid).values()))
-    if busy:
-        wait_for(lambda: list(tmp_path.glob("[0-9a-f]*/log.txt")))
+    launch = launched(tmp_path, busy)
     left = [pid for pid, line in children(launch.pid).items() if "forkserver" in line]
     launch.kill()
     launch.communicate()
