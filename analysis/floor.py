@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, weighted
+from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, combined, weighted
 from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw
 from commsweep.reporting.results import is_text, plain
 from commsweep.reporting.table import ON, Table
@@ -61,6 +61,7 @@ NEAREST, UNBIASED = (
     _backward("uniform", bits=2, scale="group", rounding=rounding)
     for rounding in ("nearest", "stochastic")
 )
+EDEN_2 = _backward("eden", bits=2)
 RECIPE: Wanted = {
     "fwd.compressor.kind": "topk",
     "fwd.compressor.ratio": 0.2,
@@ -68,6 +69,14 @@ RECIPE: Wanted = {
     "bwd.compressor.kind": "forward_mask",
     "bwd.compressor.values.kind": "uniform",
 }
+
+
+def _swapped(backward: Wanted) -> Wanted:
+    """The arm that does to activations what `backward` does to their gradients."""
+    names = {"fwd": "bwd", "bwd": "fwd"}
+    return {names[key[:3]] + key[3:]: value for key, value in backward.items()} | {
+        "bwd.compressor.kind": "none"
+    }
 
 
 def gain(
@@ -244,10 +253,10 @@ def z12(frame: pd.DataFrame) -> Claim:
 
 def z13(frame: pd.DataFrame) -> Claim:
     """Two EDEN bits with both optimizers."""
-    eden, effects = _backward("eden", bits=2), []
+    effects = []
     for kind in ("adamw", "muon"):
         runs = _of_optimizers(frame, kind)
-        effects += over_share(runs, f"EDEN 2 bits, {kind}", eden, HALF, above=0.0)
+        effects += over_share(runs, f"EDEN 2 bits, {kind}", EDEN_2, HALF, above=0.0)
     return Claim(
         "Z13",
         "Two EDEN bits of activation gradients keep more than half of their worth with either "
@@ -256,11 +265,98 @@ def z13(frame: pd.DataFrame) -> Claim:
     )
 
 
+def _finetuned(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that fine-tune a pretrained model, in a sweep that has the untouched one."""
+    if "model.weights" not in frame:
+        return frame.iloc[:0]
+    runs = frame[frame["model.weights"].notna()]
+    return runs if (runs["optim.lr"] == 0).any() else runs.iloc[:0]
+
+
+def z14(frame: pd.DataFrame) -> Claim:
+    """Gradients of a fine-tuning."""
+    runs, effects = _finetuned(frame), []
+    arms = (("TopK 10 %", TOP_10), ("2 bits, unbiased", UNBIASED), ("EDEN 2 bits", EDEN_2))
+    for label, arm in arms:
+        effects += over_share(runs, f"{label}, fine-tuning", arm, HALF, above=0.0)
+    return Claim(
+        "Z14",
+        "Fine-tuning SmolLM2-135M, TopK 10 %, two unbiased bits and two EDEN bits of activation "
+        "gradients each keep more than half of what they are worth.",
+        effects,
+    )
+
+
+def z15(frame: pd.DataFrame) -> Claim:
+    """Activations of a fine-tuning beside the untouched model."""
+    runs, effects = _finetuned(frame), []
+    untouched = runs[(runs["optim.lr"] == 0) & (runs.status == "finished")]
+    for label, backward in (
+        ("TopK 10 %", TOP_10),
+        ("EF + TopK 10 %", TOP_10_EF),
+        ("2 bits, unbiased", UNBIASED),
+        ("EDEN 2 bits", EDEN_2),
+    ):
+        for arm in gain(runs, label, [(-1.0, _swapped(backward))], above=0.0):
+            losses = dict(zip(arm.by, arm.values, strict=True))
+            floor = dict.fromkeys(losses, float(untouched[LOSS].mean()))
+            effects.append(
+                combined(
+                    f"nats above the untouched model, activations by {label}",
+                    [(1.0, losses), (-1.0, floor)],
+                    ids=[*arm.ids, *untouched.id],
+                    digits=3,
+                    above=0.0,
+                )
+            )
+    return Claim(
+        "Z15",
+        "Fine-tuning SmolLM2-135M with TopK 10 % (with or without error feedback), two unbiased "
+        "bits or two EDEN bits of activations ends worse than the untouched model.",
+        effects,
+    )
+
+
+def _warm(
+    frame: pd.DataFrame, label: str, within: float | None, below: float | None
+) -> list[Effect]:
+    """TopK 10 % over nothing, both from the same step on."""
+    if "bwd.start_step" not in frame:
+        return []
+    starts, effects = frame["bwd.start_step"].dropna().unique(), []
+    for start in sorted(starts):
+        arms = [(1.0, TOP_10 | {"bwd.start_step": start}), (-1.0, ZERO | {"bwd.start_step": start})]
+        effects += gain(frame, f"{label} from step {start:g} on", arms, within=within, below=below)
+    return effects
+
+
+def z16(frame: pd.DataFrame) -> Claim:
+    """A dense start with AdamW."""
+    runs = _of_optimizers(frame, "adamw")
+    return Claim(
+        "Z16",
+        "With AdamW a dense start does not save TopK 10 % of activation gradients: from the middle "
+        f"of a training on it is worse than sending none (by more than {LARGE:g} nats).",
+        _warm(runs, "TopK 10 % over nothing, AdamW,", None, -LARGE),
+    )
+
+
+def z17(frame: pd.DataFrame) -> Claim:
+    """A dense start with Muon."""
+    runs = _of_optimizers(frame, "muon")
+    return Claim(
+        "Z17",
+        f"With Muon TopK 10 % from the middle of a training on costs little (within {LARGE:g} "
+        "nats) beside sending none.",
+        _warm(runs, "TopK 10 % over nothing, Muon,", LARGE, None),
+    )
+
+
 # When each claim was written down, and the commit that first held it.
 REGISTERED = {f"Z{number}": ("2026-11-27T14:02:54+00:00", "bacd491") for number in range(1, 9)}
 REGISTERED |= {f"Z{number}": ("2026-11-27T16:37:21+00:00", "d17cb4c") for number in (9, 10)}
 REGISTERED |= {f"Z{number}": ("2026-11-29T11:33:38+00:00", "f8ba22d") for number in (11, 12, 13)}
-CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13]
+CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15, z16, z17]
 
 
 # Figures.

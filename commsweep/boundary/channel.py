@@ -38,6 +38,7 @@ class Step:
     training: bool = False
     compress: bool = True  # False: evaluation with compression off
     epoch: int = 0
+    steps: int = 0  # optimizer steps before it; of an evaluation, before the last one of training
     # global step in training, batch number in evaluation: the seed of random compressors
     number: int = 0
     keys: Keys = field(
@@ -67,6 +68,7 @@ class Channel(nn.Module):
         )
         self.stretch = 1.0  # elements of the activation for one of its code
         self.feedback, self.start_epoch = feedback, link.start_epoch
+        self.start_step = link.start_step
         self.step, self.stream = step, stream
         self.counts = Counts()
         self.watch: MessageStatistics | None = None  # of a run that is diagnosed
@@ -78,6 +80,7 @@ class Channel(nn.Module):
             compressor=self.compressor.spec,
             feedback=self.feedback.spec,
             start_epoch=self.start_epoch,
+            start_step=self.start_step,
         )
 
     def cross(
@@ -140,7 +143,9 @@ class Channel(nn.Module):
     @property
     def _dense(self) -> bool:
         """Return whether messages travel as they are: compression off, or not begun."""
-        return not self.step.compress or self.step.epoch < self.start_epoch
+        step = self.step
+        early = step.epoch < self.start_epoch or step.steps < (self.start_step or 0)
+        return early or not step.compress
 
     def _send(
         self, kind: type[SenderT], x: Tensor, want_mask: bool, mask: Tensor | None

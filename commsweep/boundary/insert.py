@@ -107,11 +107,13 @@ class Boundaries(NamedModules[Boundary], Component):
         self, number: int, samples: Tensor, epoch: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         """Training step `number` begins, by hand; samples: numbers of the batch's rows (host)."""
+        self.step.steps = number
         self._set(epoch, number, True, Keys(samples, torch.device(device)), training=True)
 
     def before_pass(
         self, moment: Moment, pass_: Pass, samples: Tensor, device: torch.device
     ) -> None:
+        self.step.steps = moment.step
         self._set(
             moment.epoch,
             moment.passed + pass_.turn,

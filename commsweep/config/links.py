@@ -23,6 +23,14 @@ class Link(Spec):
     start_epoch: Annotated[
         int, Field(ge=0, description="first compressed epoch; earlier ones travel dense")
     ] = 0
+    start_step: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="optimizer steps that travel dense before the first compressed one; "
+            "absent: none",
+        ),
+    ] = None
 
     @model_validator(mode="before")
     @classmethod

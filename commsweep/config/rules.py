@@ -35,6 +35,14 @@ def _coders(run: Run) -> str:
     return f"fwd.compressor.kind={link_coded.compressor.kind}" if link_coded else ""
 
 
+def _start_step(run: Run) -> str:
+    for where, links in (("", run), *((f"at.{cut}.", links) for cut, links in run.at.items())):
+        for side in ("fwd", "bwd"):
+            if start := getattr(links, side).start_step:
+                return f"{where}{side}.start_step={start}"
+    return ""
+
+
 def _layerwise(run: Run) -> str:
     compressor = run.grad.compressor
     dense_layers = compressor.joint or compressor.layerwise
@@ -71,6 +79,7 @@ PRESENT: dict[str, Callable[[Run], str]] = {
     "optimizer with an exchange of its own": _no_gradient_steps,
     "gradient checkpointing": _checkpointing,
     "delay": lambda run: "delay" if run.delay else "",
+    "warm start in steps": _start_step,
     "recalibration": lambda run: f"recalibrate={n}" if (n := run.recalibrate) else "",
     PIPELINE: lambda run: "a real pipeline",
 }
@@ -132,6 +141,18 @@ EXCLUSIONS = (
         "set grad.local_steps=1",
     ),
     Exclusion("delay", "sparsity", "old weights have the masks of their time", "leave one out"),
+    Exclusion(
+        "delay",
+        "warm start in steps",
+        "stages are at different steps at a time",
+        "leave one out",
+    ),
+    Exclusion(
+        "warm start in steps",
+        "coder",
+        "its code is a part of the model from the first step on",
+        "leave start_step out",
+    ),
     Exclusion("delay", "outer steps", _APART, "set delay=null or grad.outer=null"),
     Exclusion("delay", "shards", _SHARD, "set delay=null or grad.sharded=null"),
     Exclusion("delay", "local steps", _APART, "set delay=null or grad.local_steps=1"),

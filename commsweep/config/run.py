@@ -184,6 +184,19 @@ class Run(Spec):
             for link in (self.fwd, *(links.fwd for links in self.at.values()))
         )
 
+    def check_starts(self, steps: int) -> None:
+        """Raise UserError when a Link starts after the last of so many optimizer steps."""
+        everywhere = Links(fwd=self.fwd, bwd=self.bwd)
+        for where, links in (("", everywhere), *self.at.items()):
+            for side in ("fwd", "bwd"):
+                start = getattr(links, side).start_step
+                if start is not None and start >= steps:
+                    prefix = f"at.{where}." if where else ""
+                    raise UserError(
+                        f"{prefix}{side}.start_step={start}: the run has {steps} optimizer steps, "
+                        "so nothing would be compressed; choose fewer"
+                    )
+
     def check_cuts(self, cuts: Iterable[str]) -> None:
         """Raise UserError when `at` names no boundary, or all of them."""
         names = [cut.replace(".", "_") for cut in cuts]
@@ -304,11 +317,12 @@ def links_fit(where: str, links: Links) -> None:
             f"{where}bwd.compressor.values needs as many values of every sample, and "
             f"{where}{setting} sends more of some; leave values out, or use topk without aqsgd"
         )
-    if bwd.start_epoch != fwd.start_epoch:
-        raise ValueError(
-            f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.start_epoch equal to "
-            f"{where}fwd.start_epoch"
-        )
+    for start in ("start_epoch", "start_step"):
+        if getattr(bwd, start) != getattr(fwd, start):
+            raise ValueError(
+                f"{where}bwd.compressor.kind=forward_mask needs {where}bwd.{start} equal to "
+                f"{where}fwd.{start}"
+            )
 
 
 def _moments_fit(outer: Outer, optim: Optim) -> None:
@@ -414,9 +428,15 @@ def _link_fits(name: str, link: Link) -> None:
             f"{name}.compressor.kind={link.compressor.kind}, whose error the training itself "
             "corrects"
         )
-    if link.start_epoch and isinstance(link.compressor, NoCompressorSpec):
+    for start in ("start_epoch", "start_step"):
+        if (value := getattr(link, start)) and isinstance(link.compressor, NoCompressorSpec):
+            raise ValueError(
+                f"{name}.{start}={value} has no effect while {name}.compressor.kind=none"
+            )
+    if link.start_epoch and link.start_step:
         raise ValueError(
-            f"{name}.start_epoch={link.start_epoch} has no effect while {name}.compressor.kind=none"
+            f"{name}.start_step={link.start_step} and {name}.start_epoch={link.start_epoch}: "
+            "leave one of them out"
         )
     group_fits(f"{name}.compressor", link.compressor)
     values_fit(name, link.compressor)

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from commsweep.config import own
 from commsweep.config.base import Count, Positive, Spec
 
+Rate = Annotated[float, Field(ge=0, description="learning rate; 0: the weights stay as they are")]
+
 
 class ImageModel(Spec):
     """A ResNet, or a perceptron, and where it is cut: a boundary follows each named module."""
@@ -174,7 +176,7 @@ class SGDSpec(Spec):
     elementwise: ClassVar[bool] = True
     own_exchange: ClassVar[bool] = False
     kind: Literal["sgd"] = "sgd"
-    lr: Positive = 0.05
+    lr: Rate = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
 
@@ -185,7 +187,7 @@ class AdamWSpec(Spec):
     elementwise: ClassVar[bool] = True
     own_exchange: ClassVar[bool] = False
     kind: Literal["adamw"] = "adamw"
-    lr: Positive = 5e-5
+    lr: Rate = 5e-5
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: Positive = 1e-8
@@ -204,7 +206,7 @@ class MuonSpec(Spec):
     elementwise: ClassVar[bool] = False
     own_exchange: ClassVar[bool] = False
     kind: Literal["muon"] = "muon"
-    lr: Positive = 2e-3
+    lr: Rate = 2e-3
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -224,7 +226,7 @@ class DionSpec(Spec):
     elementwise: ClassVar[bool] = False
     own_exchange: ClassVar[bool] = True
     kind: Literal["dion"] = "dion"
-    lr: Positive = 1e-2
+    lr: Rate = 1e-2
     rest_lr: Annotated[float, Field(gt=0, description="of vectors and embeddings")] = 5e-3
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95

@@ -369,7 +369,7 @@ class Trainer:
             self.passes,
             self.crossed + len(passes),
         )
-        step.training, step.compress, step.epoch = True, True, self.epoch
+        step.training, step.compress, step.epoch, step.steps = True, True, self.epoch, self.step
         self.began.append(time.monotonic())
         passes_here = turns(passes, samples, self.passes, self.device)
         for component in self.components.values():

@@ -61,6 +61,7 @@ DEFAULTS = {
     "feedback.key": "slot",
     "feedback.buffer": "float32",
     "start_epoch": 0,
+    "start_step": None,
     "compressor.values.kind": None,
     "compressor.code.kind": None,
 }

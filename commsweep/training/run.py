@@ -171,6 +171,7 @@ def build(
     torch.set_num_threads(execution.thread_count(work * run.data.batch_size))
     n, links = len(data.train.y), {cut: run.links(cut) for cut in modules}
     check_microbatches(run, n, data.train.drop_last)
+    run.check_starts(len(data.train) * run.epochs)
     need = _memory(run, model, modules, shapes, n, collectives)
     if folder is not None:
         _check_buffers(execution, folder, need["sample"])

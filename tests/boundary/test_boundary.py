@@ -37,9 +37,7 @@ def train(run, steps=4, model=None, boundaries=None, batch=8):
     losses = []
     for number in range(steps):
         if boundaries is not None:
-            step = boundaries.step
-            step.training, step.compress, step.number, step.epoch = True, True, number, 0
-            step.keys = Keys(torch.arange(batch), CPU)
+            boundaries.begin(number, torch.arange(batch))
         optimizer.zero_grad()
         loss = cross_entropy(model(x), y)
         loss.backward()
@@ -193,13 +191,21 @@ def test_calls_and_bytes_are_counted_once_a_direction_and_step(feedback):
         parts.task.components["boundaries"].check_calls(2)
 
 
-def test_dense_warm_start_then_compression():
-    run = linked(TOPK, TOPK, fwd__start_epoch=1, bwd__start_epoch=1)
+@pytest.mark.parametrize("start", ["start_epoch", "start_step"])
+def test_dense_warm_start_then_compression(start):
+    first = 1 if start == "start_epoch" else 2
+    run = linked(TOPK, TOPK, **{f"{side}__{start}": first for side in ("fwd", "bwd")})
     parts = build(run, Execution("cpu"))
     losses, _ = train(run, 2, parts.task.model, parts.task.components["boundaries"])
     assert same_bits(losses, train(run, 2, model=bare(run))[0])
     sent = parts.task.components["boundaries"].ledger()["layer1"]
     assert sent["fwd"] == sent["fwd_dense"] and sent["bwd"] == sent["bwd_dense"]
+    if start == "start_step":  # the third step is the first compressed one
+        parts = build(run, Execution("cpu"))
+        train(run, 3, parts.task.model, parts.task.components["boundaries"])
+        part = compressor(dict(TOPK)).formula_bytes(torch.Size([8, 4, 8, 8]), torch.float32)
+        later = parts.task.components["boundaries"].ledger()["layer1"]
+        assert later["fwd"] == sent["fwd"] + part and later["bwd"] == sent["bwd"] + part
 
 
 def test_random_compressors_repeat_by_seed_and_step_and_differ_between_them():

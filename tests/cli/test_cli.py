@@ -193,6 +193,10 @@ def test_help_teaches(capsys):
         ),
         (["run", "synthetic", "seed=1", "seed=2"], "'seed' is set more than once: seed=1, seed=2"),
         (
+            ["run", "synthetic", "fwd.compressor.kind=topk", "fwd.start_step=999"],
+            "fwd.start_step=999: the run has",
+        ),
+        (
             ["run", "synthetic", "fwd.compressor.kind=topk", "fwd.start_epoch=2"],
             "fwd.start_epoch=2: the run has 2 epochs",
         ),

@@ -145,6 +145,7 @@ def test_changing_a_kind_drops_the_old_parameters():
         },
         "feedback": {"kind": "none"},
         "start_epoch": 0,
+        "start_step": None,
     }
 
 

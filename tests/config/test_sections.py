@@ -193,6 +193,7 @@ HAVING = {
     "gradient checkpointing": {"model.gradient_checkpointing": True},
     "recalibration": {"recalibrate": 2},
     "delay": {"delay.steps": 1},
+    "warm start in steps": {"bwd.compressor.kind": "sign", "bwd.start_step": 2},
 }
 
 

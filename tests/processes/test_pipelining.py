@@ -293,7 +293,16 @@ def every() -> list[tuple[str, object]]:
         ("bfloat16", linked(TOPK, {"kind": "cast"}, precision="bfloat16", **IMAGES)),
         ("random", linked({"kind": "randomk"}, {"kind": "qsgd"}, **IMAGES)),
         ("untied", linked({"kind": "topk"}, {"kind": "zero"}, model__tied=False, **TEXT)),
-        ("warm-up", linked({"kind": "lowrank"}, {"kind": "sign"}, fwd__start_epoch=1, **IMAGES)),
+        (
+            "warm-up",
+            linked(
+                {"kind": "lowrank"},
+                {"kind": "sign"},
+                fwd__start_epoch=1,
+                bwd__start_step=2,
+                **IMAGES,
+            ),
+        ),
     ]
     for base in (IMAGES, TEXT):
         kind = "text" if base is TEXT else "images"
