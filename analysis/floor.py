@@ -356,6 +356,7 @@ def z17(frame: pd.DataFrame) -> Claim:
 REGISTERED = {f"Z{number}": ("2026-11-27T14:02:54+00:00", "bacd491") for number in range(1, 9)}
 REGISTERED |= {f"Z{number}": ("2026-11-27T16:37:21+00:00", "d17cb4c") for number in (9, 10)}
 REGISTERED |= {f"Z{number}": ("2026-11-29T11:33:38+00:00", "f8ba22d") for number in (11, 12, 13)}
+REGISTERED |= {f"Z{number}": ("2026-11-29T13:30:52+00:00", "c0dbe21") for number in range(14, 18)}
 CLAIMS = [z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15, z16, z17]
 
 
