@@ -605,10 +605,10 @@ def _even(message: Message) -> bool:
 
 
 def mean(tensors: list[Tensor]) -> Tensor:
-    """The mean in the order given; of one, itself. Sums of 16 bits are made in 32, because that of
-    many learners may be none of 16.
+    """The mean in the order given; of one, or of one tensor that arrived from all, itself. Sums of
+    16 bits are made in 32, because that of many learners may be none of 16.
     """
-    if len(tensors) == 1:
+    if all(tensor is tensors[0] for tensor in tensors):
         return tensors[0]
     kind = tensors[0].dtype
     if kind in (torch.float16, torch.bfloat16):

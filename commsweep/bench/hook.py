@@ -1,6 +1,5 @@
 """`commsweep bench hook`: a training step with CompressionHook beside DistributedDataParallel alone
-and with torch's powerSGD_hook; two gloo processes of one thread each, which take their steps in
-turn.
+and with torch's own hooks; two gloo processes of one thread each, which take their steps in turn.
 
 Without a limit over loopback; at 100 Mbit/s where this machine lets namespaces be made (Linux,
 root).
@@ -29,8 +28,14 @@ from commsweep.errors import UserError, notice
 from commsweep.models import resnet
 
 WIDTH, BATCH = 32, 16  # a ResNet-18 of 2.8 M weights
-ROUNDS = 6
-TOPK = {"compressor": {"kind": "topk", "ratio": 0.01}, "feedback": {"kind": "ef"}}
+ROUNDS = 12
+# ours beside torch's own hook, and how many times its step ours may take
+PEERS = {
+    "float16": "fp16_compress_hook",
+    "bfloat16": "bf16_compress_hook",
+    "PowerSGD, rank 4": "powerSGD_hook, rank 4",
+}
+BOUNDS = {"float16": 1.02, "bfloat16": 1.02, "PowerSGD, rank 4": 1.0}
 
 
 def bench() -> Iterator[Result]:
@@ -40,7 +45,10 @@ def bench() -> Iterator[Result]:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     ranks = [os.environ | address | {"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     command = [sys.executable, "-m", "commsweep.bench.hook"]
-    yield from _results("loopback", _taken([command] * 2, ranks), {"dense": 1.10})
+    seconds = _taken([command] * 2, ranks)
+    yield from _results("loopback", seconds, {"dense": 1.10})
+    for ours, theirs in PEERS.items():
+        yield _ratio("loopback", seconds, ours, theirs, BOUNDS[ours])
     from commsweep.processes.namespaces import star
 
     try:
@@ -51,7 +59,7 @@ def bench() -> Iterator[Result]:
         notice(f"bench hook: 100 Mbit/s is left out ({error})")
         return
     yield from _results("100 Mbit/s", seconds, {"dense": 1.10})
-    yield _ratio("100 Mbit/s", seconds, "TopK 1 %", "powerSGD_hook, rank 1", 1.0)
+    yield _ratio("100 Mbit/s", seconds, "TopK 1 %", "powerSGD_hook, rank 4", 1.0)
 
 
 def _results(
@@ -108,20 +116,33 @@ def _work() -> dict[str, list[float]]:
 
 
 def _methods() -> dict[str, Callable[[nn.Module, Any], None]]:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
     from commsweep.data_parallel.hook import CompressionHook
 
-    def rank_one(net: nn.Module, ddp: Any) -> None:
+    def low_rank(net: nn.Module, ddp: Any) -> None:
         # compresses from the second step on
-        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        state = power.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, power.powerSGD_hook)
+
+    def ours(codec: str) -> Callable[[nn.Module, Any], None]:
+        return lambda net, ddp: CompressionHook(net, codec).attach(ddp)
 
     return {
         "plain": lambda net, ddp: None,
-        "dense": lambda net, ddp: CompressionHook(net, {"kind": "none"}).attach(ddp),
-        "TopK 1 %": lambda net, ddp: CompressionHook(net, **TOPK).attach(ddp),
-        "powerSGD_hook, rank 1": rank_one,
+        "dense": ours("none"),
+        "TopK 1 %": ours("ef+topk:0.01"),
+        "float16": ours("cast,to=float16"),
+        "fp16_compress_hook": lambda net, ddp: ddp.register_comm_hook(
+            None, default_hooks.fp16_compress_hook
+        ),
+        "bfloat16": ours("cast,to=bfloat16"),
+        "bf16_compress_hook": lambda net, ddp: ddp.register_comm_hook(
+            None, default_hooks.bf16_compress_hook
+        ),
+        "PowerSGD, rank 4": ours("ef+powersgd,rank=4"),
+        "powerSGD_hook, rank 4": low_rank,
     }
 
 

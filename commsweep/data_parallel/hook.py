@@ -31,8 +31,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from commsweep.collectives import Processes, gathered_states, needs_group
+from commsweep.config.gradients import Gradients
 from commsweep.config.override import in_codec, parse_gradients
 from commsweep.data_parallel.exchange import Exchange
+from commsweep.data_parallel.narrow import NarrowBucket, stretches
 from commsweep.errors import UserError
 
 SPARSE = (nn.Embedding, nn.EmbeddingBag)  # layers whose gradients may be sparse
@@ -99,6 +101,9 @@ class CompressionHook(nn.Module):
         self._before: dict[int, list[Tensor]] = {}
         self._changed: list[int] = []  # layers of which this step has changed what is remembered
         self._skips = False  # whether something in this step was not finite
+        # the type of 16 bits in which messages travel, where nothing else is done to them
+        self._cast = _cast(spec) if not any(self._keeps) else None
+        self._narrow: dict[tuple[int, ...], NarrowBucket] = {}  # by the layers of a bucket
         # layers used here since the last step; None: DistributedDataParallel does not look for
         # unused ones
         self._used: set[int] | None = None
@@ -188,6 +193,8 @@ class CompressionHook(nn.Module):
         }
         if self._sums:
             return self._summed(views, buffer, last)
+        if self._cast is not None and self._used is None and buffer.dtype == torch.float32:
+            return self._narrowed(views, buffer, last)
         cuda = buffer.device.type == "cuda"
         done: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if cuda else None
@@ -228,6 +235,35 @@ class CompressionHook(nn.Module):
         buffer.div_(dist.get_world_size(self._lane))
         work: Any = dist.all_reduce(buffer, group=self._lane, async_op=True)
         return work.get_future().then(lambda arrived: arrived.value()[0])
+
+    def _narrowed(
+        self, views: dict[int, Tensor], buffer: Tensor, last: bool
+    ) -> torch.futures.Future[Tensor]:
+        """Send a bucket in 16 bits, and count it; its mean, to the bits that messages for single
+        layers give.
+        """
+        layers, scale = tuple(views), self._scale
+        if (bucket := self._narrow.get(layers)) is None:
+            wide = [self._plain(index) for index in layers]
+            layout = stretches(list(views.values()), wide, buffer)
+            bucket = self._narrow[layers] = NarrowBucket(layout, self._cast)  # pyright: ignore[reportArgumentType]
+        for index, grad in views.items():
+            if self._plain(index):
+                self.exchange.ledger.dense(index, 1, grad.element_size())
+            else:
+                self.exchange.messages[index] += 1
+                self.exchange.ledger.sent(index, 2 * grad.numel())
+        packed = bucket.pack(buffer, scale)
+        arrived = packed.new_empty(dist.get_world_size(self._lane) * len(packed))
+        work: Any = dist.all_gather_into_tensor(arrived, packed, group=self._lane, async_op=True)
+        if last:
+            self.ended()
+
+        def average(_: Any) -> Tensor:
+            bucket.average(arrived.split(len(packed)), buffer, scale)
+            return buffer
+
+        return work.get_future().then(average)
 
     def exchanged(self, views: dict[int, Tensor], buffer: Tensor) -> None:
         """Put the mean of what arrives of these layers' gradients, views of a buffer, into their
@@ -334,6 +370,16 @@ def _as_it_lies(p: Tensor, grad: Tensor) -> Tensor:
     if p.is_contiguous() or torch.empty_like(p, device="meta").stride() != p.stride():
         return grad  # the second: with gaps, which no bucket has
     return grad.as_strided(p.shape, p.stride(), grad.storage_offset())
+
+
+def _cast(spec: Gradients) -> torch.dtype | None:
+    """The type of 16 bits in which every compressed gradient travels; None: not so, or more is
+    done to messages or to their mean.
+    """
+    name = spec.compressor.entry_type
+    plain = spec.exchange == "allgather" and spec.collective == "exact" and not spec.vote
+    more = spec.layers or spec.transform or spec.start_epoch or spec.schedule.kind != "steady"
+    return getattr(torch, name) if name is not None and plain and not more else None
 
 
 def _sparse(name: str) -> str:

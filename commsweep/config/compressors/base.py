@@ -81,6 +81,11 @@ class Compression(Spec):
 
     kind: str
 
+    @property
+    def entry_type(self) -> str | None:
+        """The type of torch's in which every entry travels by itself; None: not so."""
+        return None
+
 
 class CodeSpec(Compression):
     """A compressor with a code of at most 8 bits for every entry."""

@@ -15,3 +15,7 @@ class CastSpec(Compression):
     codes_values: ClassVar[bool] = True
     kind: Literal["cast"] = "cast"
     to: Literal["float16", "bfloat16"] = "bfloat16"
+
+    @property
+    def entry_type(self) -> str:
+        return self.to
