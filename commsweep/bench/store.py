@@ -1,10 +1,12 @@
 """`commsweep bench store`: status, plan, list, loading and a report of 10,000 finished runs
-(seconds, not ratios).
+(seconds and memory, not ratios).
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +51,30 @@ def bench() -> Iterator[Result]:
             "report of 10,000 runs", 15.0, lambda: report.write(Path(folder), "ten_thousand", out)
         )
         yield Result("its page (MB)", (out / "report.html").stat().st_size / 1e6, 5.0)
+        for command in ("list", "sweep status"):
+            arguments = [*command.split(), *["ten_thousand"][: command != "list"]]
+            yield _memory(f"{command} of 10,000 runs", 300, arguments, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        generate(Store(Path(folder)), runs[:2000], points=20)
+        arguments = ["report", "ten_thousand", "--out", str(Path(folder) / ".out")]
+        yield _memory("report of 2,000 runs of 20 points", 500, arguments, folder)
+
+
+def _memory(name: str, bound: float, arguments: list[str], folder: str) -> Result:
+    """The largest memory of a command on a store."""
+    code = (
+        "import sys; from commsweep.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "status = open('/proc/self/status').read(); print(status.split('VmHWM:')[1].split()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--store", folder],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Result(f"{name} (MiB)", int(done.stdout.split()[-1]) / 1024, bound)
 
 
 def grid() -> list[Run]:
@@ -63,8 +89,8 @@ def grid() -> list[Run]:
     return seeds(cells, -(-RUNS // len(cells)))[:RUNS]
 
 
-def generate(store: Store, runs: list[Run]) -> None:
-    """A finished run folder for each, and the sweep that names them."""
+def generate(store: Store, runs: list[Run], points: int = 5) -> None:
+    """A finished run folder for each, with so many evaluations, and the sweep that names them."""
     named = {}
     for index, run in enumerate(runs):
         name, settings = run_id(run), record(run)
@@ -119,7 +145,7 @@ def generate(store: Store, runs: list[Run]) -> None:
                     }
                 )
                 + "\n"
-                for epoch in (2, 4, 6, 8, 10)
+                for epoch in range(2, 2 * points + 1, 2)
             ),
             encoding="utf-8",
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from commsweep import compressors
 from commsweep.bench import Result, alternate, compared, of_rounds, paired
 from commsweep.compressors import message, rans, rotation
+from commsweep.compressors.bits import unpack_mask
 
 SHAPE = (16, 128, 768)  # a GPT-2 small microbatch of 6.3 MB
 CODECS = (
@@ -36,11 +38,57 @@ def bench() -> Iterator[Result]:
         x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
         for title, spec, bound in CODECS:
             yield from _codec(x, title, compressors.build(spec), bound)
+        yield from _decoded()
+        yield _small()
         yield from _floats(x)
         yield from _streams(x)
         yield _rotation(x)
     finally:
         torch.set_num_threads(threads)
+
+
+def _decoded() -> Iterator[Result]:
+    """TopK 10 % of 2^20 entries from its bytes, beside values at places of 32 bits; its bitmask
+    alone, beside numpy's.
+    """
+    n, ratio = 2**20, 0.1
+    compressor = compressors.build({"kind": "topk", "ratio": ratio})
+    x = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
+    payload = compressor.encode(x)
+    columns = torch.nonzero(compressor.mask(payload)[0])[:, 0].int()
+    values, bits = payload.parts["values"], payload.parts["places"]
+    packed = bits.numpy()
+
+    def scattered() -> torch.Tensor:
+        out = torch.zeros(n)
+        out[columns] = values
+        return out
+
+    sides = {
+        "decode": lambda: compressor.decode(payload),
+        "32-bit places": scattered,
+        "bitmask": lambda: unpack_mask(bits, 1, n, len(columns)),
+        "numpy.unpackbits": lambda: np.unpackbits(packed, count=n, bitorder="little"),
+    }
+    seconds = alternate(sides, rounds=25, warmup=3)
+    title = "TopK 10 % of 2^20: decode over values at 32-bit places"
+    yield compared(title, seconds, "decode", "32-bit places", 1.0)
+    title = "a bitmask of 2^20: decode, checked, over numpy.unpackbits"
+    yield compared(title, seconds, "bitmask", "numpy.unpackbits", 3.0)
+
+
+def _small() -> Result:
+    """What a call of TopK costs beside its entries: the line through two sizes, at no entries."""
+    compressor, sides = compressors.build({"kind": "topk", "ratio": 0.1}), {}
+    for n in (2**12, 2**16):
+        x = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
+        sides[str(n)] = lambda x=x: compressor.decode(compressor._encode(x, 0))
+    seconds = alternate(sides, rounds=25, warmup=3)
+    fixed = [
+        1e3 * (small - (large - small) / 15)
+        for small, large in zip(seconds[str(2**12)], seconds[str(2**16)], strict=True)
+    ]
+    return of_rounds("TopK 10 %: encode and decode of no entries (milliseconds)", fixed, 0.1)
 
 
 def _floats(x: torch.Tensor) -> Iterator[Result]:

@@ -26,6 +26,7 @@ from commsweep.compressors.base import (
 )
 from commsweep.compressors.bits import (
     check_columns,
+    check_length,
     index_bits,
     indices_win,
     mask_bytes,
@@ -249,9 +250,8 @@ class TopK(FixedK[TopKSpec]):
                     values, unpack(positions, index_bits(row), n_rows * k).view(n_rows, k), row
                 )
             else:
-                flat = packing.spread(
-                    values, unpack_flags(positions, n_rows * row).view(n_rows, row), k
-                )
+                check_length(positions, 1, n_rows * row)
+                flat = packing.spread_bits(values, positions, n_rows, row, k)
             if flat is not None:
                 return self.from_rows(flat, payload)
         mask = unpack_mask(positions, n_rows, row, k)

@@ -16,6 +16,7 @@ from commsweep.compressors.bits import (
     unpack,
     unpack_mask,
 )
+from commsweep.compressors.kernels import packing
 
 
 @given(bits=st.integers(1, 24), data=st.data())
@@ -47,6 +48,19 @@ def test_masks_survive_in_the_smaller_coding(rows, row, data):
         == mask_bytes(rows, row, kept)
         == (0 if kept == row else min(as_indices, as_bits))
     )
+
+
+@given(rows=st.integers(1, 4), row=st.integers(2, 200), data=st.data())
+def test_values_are_spread_over_the_places_of_a_bitmask(rows, row, data):
+    kept = data.draw(st.integers(1, row))
+    places = torch.stack([torch.randperm(row)[:kept].sort().values for _ in range(rows)])
+    mask = torch.zeros(rows, row, dtype=torch.bool).scatter_(1, places, True)
+    values, packed = torch.randn(rows * kept), pack(mask.flatten(), 1)
+    wanted = torch.zeros(rows, row).masked_scatter_(mask, values)
+    assert torch.equal(packing.spread_bits(values, packed, rows, row, kept), wanted)
+    flip = data.draw(st.integers(0, rows * row - 1))
+    packed[flip // 8] ^= 1 << flip % 8
+    assert packing.spread_bits(values, packed, rows, row, kept) is None
 
 
 def test_index_bits():

@@ -17,6 +17,12 @@ from commsweep.compressors.kernels.cpu import _compiled, _over_rows, _ranked
 # codes made at once: a block stays in the first cache, and 512 codes of any width end at a whole
 # byte
 _BLOCK = 512
+# The place of the lowest bit of a word, found by a product: the upper six bits of this sequence,
+# shifted by each place, differ (Leiserson, Prokop and Randall 1998).
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_LOWEST = np.zeros(64, np.int64)
+for _place in range(64):
+    _LOWEST[(int(_DE_BRUIJN) << _place) % 2**64 >> 58] = _place
 
 
 def usable(x: Tensor) -> bool:
@@ -141,6 +147,18 @@ def spread(values: Tensor, mask: Tensor, row_k: int = -1) -> Tensor | None:
     source, flags = values.contiguous().numpy(), mask.contiguous().view(torch.uint8).numpy()
     out = np.empty(flags.shape, np.float32)
     return torch.from_numpy(out) if _spread(source, flags, row_k, out) else None
+
+
+def spread_bits(values: Tensor, packed: Tensor, n_rows: int, row: int, k: int) -> Tensor | None:
+    """Zeros [rows, row] with values [rows * k] at the places that a bitmask names, its bits packed
+    from the lowest on; None unless every row has k of them.
+    """
+    out, good = np.empty((n_rows, row), np.float32), np.ones(n_rows, np.bool_)
+    words = np.zeros(-(-n_rows * row // 64), np.uint64)
+    words.view(np.uint8)[: packed.numel()] = packed.contiguous().numpy()
+    args = (values.contiguous().numpy(), words, k, out, good, _LOWEST)
+    _over_rows(lambda a, b: _spread_bits(*args, a, b), n_rows, row)
+    return torch.from_numpy(out) if good.all() else None
 
 
 def checksum(words: Tensor) -> Tensor:
@@ -426,6 +444,32 @@ def _scatter_rows(values, columns, out, good, row_from, row_to):
                 break
             out[r, column] = values[r, i]
             last = column
+
+
+@_compiled
+def _spread_bits(values, words, k, out, good, lowest, row_from, row_to):
+    row = out.shape[1]
+    for r in range(row_from, row_to):
+        target, p, stop = out[r], r * k, (r + 1) * k
+        target[:] = 0
+        column = 0
+        while column < row and p <= stop:
+            bit = r * row + column
+            skipped = bit & 63
+            size = min(64 - skipped, row - column)
+            word = words[bit >> 6] >> np.uint64(skipped)
+            if size < 64:
+                word &= (np.uint64(1) << np.uint64(size)) - np.uint64(1)
+            while word:
+                if p == stop:  # one more than there are values
+                    p += 1
+                    break
+                last = word & (~word + np.uint64(1))
+                target[column + lowest[(last * _DE_BRUIJN) >> np.uint64(58)]] = values[p]
+                p += 1
+                word ^= last
+            column += size
+        good[r] = p == stop
 
 
 @_compiled
