@@ -1,13 +1,13 @@
-"""Findings of papers as tests over rows: effect, 95 % interval, n, verdict.
+"""Findings of papers as tests over rows: effect, interval, n, verdict.
 
 An effect is a difference of test accuracies in points (of losses in nats, for language models),
 paired by seed and by every setting that is not compared. A claim says in which region the effect
-lies, before there are runs; it is supported when the effect is decided to lie there, contradicted
-when it is decided to lie elsewhere, undecided otherwise, and below three seeds there are not enough
-runs. A claim of several effects says how many of them hold. "No loss" means within a margin both
-ways: equivalence, two one-sided tests. The tests of a report are adjusted for their number and for
-looks while seeds are added (`statistics`). Values that are no draws of a seed (predictions, one a
-network) take no test: each lies in the region or not.
+lies, before there are runs; it is supported when the whole interval lies there, contradicted when
+all of it lies elsewhere, undecided otherwise, and below three seeds there are not enough runs. A
+claim of several effects says how many of them hold. "No loss" means within a margin both ways. The
+level of an effect's interval follows from the number of effects in a report and from looks while
+seeds are added (`statistics`). Values that are no draws of a seed (predictions, one a network) take
+no interval: each lies in the region or not.
 
 Where one side of a pair diverged it counts as guessing: it did happen, and dropping it would
 flatter. Where both did, or where an effect is one within a run, there is nothing to compare: such
@@ -22,27 +22,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from commsweep.reporting.results import CHANCE, base, distinct, surroundings
 from commsweep.reporting.statistics import (
     LEVEL,
-    LOOKS,
     MOST,
+    Estimate,
     Region,
-    Scatter,
-    adjusted,
+    decided_by,
+    estimate,
     far,
-    interval,
+    grid_of,
+    levels,
     mean_sd,
     next_look,
-    p_value,
     rate_interval,
     seeds_needed,
-    shared_scatter,
+    weight,
 )
+from commsweep.reporting.statistics import difference as unpaired
 
 SLIGHT = 1.0
 MIN_SEEDS = 3
@@ -66,8 +67,17 @@ DEFAULTS = {
     "compressor.code.kind": None,
 }
 Wanted = dict[str, Any]
-# The seeds that each look at an effect had, by claim and effect.
-Looks = Mapping[tuple[str, str], list[int]]
+
+
+class Looked(NamedTuple):
+    """The seeds that each look at an effect had, and the looks that were registered before."""
+
+    seeds: list[int]
+    registered: int = 1
+
+
+# By claim and effect; ("", "") holds what is registered of effects without a look.
+Looks = Mapping[tuple[str, str], Looked]
 
 
 @dataclass
@@ -86,11 +96,14 @@ class Effect:
     lost: int = 0  # pairs without a number to compare, because runs diverged
     within: float | None = None  # claim: -within < effect < within
     by: list[int] = field(default_factory=list)  # the seed of each value, where each has one
-    tests: int = 1  # that are adjusted together
-    adjusted: float | None = None  # p, after that
+    tests: int = 1  # effects of the report
+    level: float = LEVEL  # of its interval, once the effects of a report are known
     each: str = "seed"  # what a value is of; others are no draws, and no launch adds any
     looks: list[int] = field(default_factory=list)  # values there were at each, this one included
-    scatter: Scatter | None = None  # what the other effects of the report say of it
+    registered: int = 1  # looks that were registered before the first
+    grid: float = 0.0  # the least step between two values; 0: none
+    # where no seeds are shared: scores of both sides, whose means the effect is the difference of
+    apart: tuple[list[float], list[float]] | None = None
 
     @property
     def region(self) -> Region:
@@ -98,18 +111,42 @@ class Effect:
         return Region(self.above, self.below, self.within)
 
     @property
+    def _estimate(self) -> Estimate | None:
+        """The mean with its error; None below two seeds, and of values that are no draws."""
+        if self.each != "seed":
+            return None
+        if self.apart is not None:
+            both = min(len(scores) for scores in self.apart) > 1
+            return unpaired(*self.apart, self.grid) if both else None
+        return estimate(self.values, self.grid) if len(self.values) > 1 else None
+
+    @property
+    def count(self) -> int:
+        """Seeds: pairs, or where none are shared the fewer of both sides."""
+        return len(self.values) if self.apart is None else min(map(len, self.apart))
+
+    @property
+    def seeds_text(self) -> str:
+        """How many seeds it rests on, and that these are no pairs where they are none."""
+        if self.apart is None:
+            return f"n={len(self.values)}"
+        return f"n={len(self.apart[0])} and {len(self.apart[1])}, unpaired (Welch)"
+
+    @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % t interval of the mean, not adjusted; None below two seeds."""
-        return interval(self.values)
+        """The t interval of the mean at the effect's level; None below two seeds, and of values
+        that are no draws.
+        """
+        mean = self._estimate
+        return None if mean is None else mean.interval(self.level)
 
     @property
     def p(self) -> float | None:
-        """Return the p-value of the mean against the margin; None while there are too few seeds,
-        and of values that are no draws.
+        """The least level at which its interval lies on one side of every edge; None while there
+        are too few seeds, and of values that are no draws.
         """
-        if len(self.values) < MIN_SEEDS or self.each != "seed":
-            return None
-        return p_value(self.values, self.region, self.scatter)
+        mean = self._estimate
+        return None if mean is None or self.count < MIN_SEEDS else mean.p(self.region)
 
     @property
     def verdict(self) -> str:
@@ -119,14 +156,31 @@ class Effect:
             if inside in (0, len(self.values)):
                 return (SUPPORTED if inside else CONTRADICTED) if self.values else NOT_ENOUGH
             return UNDECIDED
-        if len(self.values) < MIN_SEEDS:
+        if self.count < MIN_SEEDS:
             return NOT_EVALUABLE if self.lost else NOT_ENOUGH
         if far(self.values) > APART * len(self.values):
             return TWO_OUTCOMES
-        p = self.p if self.adjusted is None else self.adjusted
-        if p is None or p >= LEVEL:
-            return UNDECIDED
-        return SUPPORTED if self.region.has(mean_sd(self.values)[0]) else CONTRADICTED
+        return UNDECIDED if self._open else SUPPORTED if self._inside else CONTRADICTED
+
+    @property
+    def _inside(self) -> bool | None:
+        """Whether its whole interval lies in the region, or outside; None: across an edge."""
+        mean = self._estimate
+        if mean is None or (mean.error == 0 and mean.p(self.region) > 0):
+            return None
+        return decided_by(self.region, mean.interval(self.level))
+
+    @property
+    def _open(self) -> bool:
+        """Whether nothing is decided: the interval, or mean and median, reach across an edge."""
+        return self._inside is None or self._split
+
+    @property
+    def _split(self) -> bool:
+        """Whether mean and median lie on two sides of an edge: a few runs decide the mean."""
+        if self.apart is not None:
+            return False
+        return self.region.has(mean_sd(self.values)[0]) != self.region.has(median(self.values))
 
     @property
     def inside(self) -> int:
@@ -143,12 +197,14 @@ class Effect:
         if self.verdict != UNDECIDED:
             return None
         mean, sd = mean_sd(self.values)
+        looks = max(1, len(self.looks))
+        # as if it were the first of Holm's effects, whose level is the smallest
+        level = LEVEL / self.tests / weight(looks + 1, self.registered)
         return seeds_needed(
             self.region.distance(mean),
-            sd,
-            self.tests,
+            max(sd, self.grid / 12**0.5),
+            level,
             least=next_look(len(self.values)),
-            look=len(self.looks) + 1,
         )
 
     @property
@@ -175,18 +231,20 @@ class Effect:
         digits = self.digits
         lo, hi = self.interval or (mean, mean)
         spread = f"[{lo:+.{digits}f}, {hi:+.{digits}f}]" if self.interval else "no interval"
+        spread += f" at {percent(self.level)}" if self.interval else ""
         middle = f", median {median(self.values):+.{digits}f}" if len(self.values) > 2 else ""
         unusual = f"; {self.unusual}" if self.unusual else ""
         return (
             f"{self.what} (claimed {self.region.text()}): {mean:+.{digits}f} {spread}{middle}, "
-            f"n={len(self.values)}{unusual}{lost}"
+            f"{self.seeds_text}{unusual}{lost}"
         )
 
     def short(self) -> str:
         """The effect in a line of a terminal: its mean and interval, n, verdict, what it is."""
         if not self.values:
             return f"{'no runs':28} {self.what}"
-        number = f"{shown(self.values, self.interval, self.digits)} n={len(self.values)}"
+        number = shown(self.values, self.interval, self.digits, self.level)
+        number += f" n={len(self.values)}"
         return f"{number:28} {self.verdict:12} {self.what} (claimed {self.region.text()})"
 
     def judged(self) -> str:
@@ -195,19 +253,17 @@ class Effect:
             return f"{self.verdict} ({self.inside} of {len(self.values)} {self.each}s)"
         if self.p is None:
             return self.verdict
-        together = "" if self.adjusted is None else f", adjusted {_p(self.adjusted)}"
-        look = f", look {len(self.looks)}" if len(self.looks) > 1 else ""
+        look = f", look {len(self.looks)} of {self.registered}" if len(self.looks) > 1 else ""
         if self.verdict == TWO_OUTCOMES:
             return f"{TWO_OUTCOMES}: {self.unusual}; no verdict on a mean of both"
-        sentence = f"{self.verdict} (p {_p(self.p)}{together}{look})"
+        ends = self.interval
+        assert ends is not None
+        if ends[0] == ends[1] and self._inside is None:
+            return f"{self.verdict} (all seeds give the same difference{look})"
+        sentence = f"{self.verdict} (p {_p(self.p)}{look})"
         if self.verdict != UNDECIDED:
             return sentence
-        if len(self.looks) >= LOOKS:
-            return (
-                f"{sentence}; {LOOKS} looks have spent its level: only new seeds alone could decide"
-            )
-        mean, _ = mean_sd(self.values)
-        if self.region.has(mean) != self.region.has(median(self.values)):
+        if self._split:
             return f"{sentence}; mean and median lie on two sides of the edge"
         if (enough := self.enough) is None:
             return (
@@ -218,12 +274,27 @@ class Effect:
         return f"{sentence}; about {missing} more {self.each}{'s' * (missing > 1)} would decide it"
 
 
-def shown(values: Sequence[float], ends: Sequence[float] | None, digits: int) -> str:
-    """The mean with its interval, where there is one: "+1.2 [+0.5, +1.9]"; "no runs"."""
+def shown(
+    values: Sequence[float],
+    ends: Sequence[float] | None,
+    digits: int,
+    level: float = LEVEL,
+) -> str:
+    """The mean with its interval, where there is one, and how sure that is where it is not 95 %:
+    "+1.2 [+0.5, +1.9] at 99 %"; "no runs".
+    """
     if not values:
         return "no runs"
     mean = f"{mean_sd(values)[0]:+.{digits}f}"
-    return f"{mean} [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]" if ends else mean
+    if not ends:
+        return mean
+    sure = "" if level == LEVEL else f" at {percent(level)}"
+    return f"{mean} [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]{sure}"
+
+
+def percent(level: float) -> str:
+    """How sure an interval at a level is: "95 %", "99.4 %"."""
+    return f"{100 * (1 - level):.6g} %" if level > 1e-6 else "all but one in a million"
 
 
 def _p(value: float) -> str:
@@ -353,26 +424,19 @@ def adjust(claims: list[Claim], interim: Looks | None = None) -> list[Claim]:
     tested: list[Effect] = []
     for claim in claims:
         for effect in claim.effects:
-            before = list((interim or {}).get((claim.name, effect.what), ()))
-            n = len(effect.values)
+            looked = (interim or {}).get((claim.name, effect.what))
+            if looked is None:
+                looked = Looked([], (interim or {}).get(("", ""), Looked([])).registered)
+            before, effect.registered = list(looked.seeds), looked.registered
+            n = effect.count
             if n < MIN_SEEDS or effect.each != "seed":
                 continue
             effect.looks = before if before and before[-1] == n else [*before, n]
             tested.append(effect)
-    for digits in {effect.digits for effect in tested}:  # points, or nats
-        alike = [effect for effect in tested if effect.digits == digits]
-        scatter = shared_scatter([effect.values for effect in alike])
-        for effect in alike:
-            effect.scatter = scatter
-    within = [effect for effect in tested if len(effect.looks) <= LOOKS]
-    ps = [1.0 if effect.p is None else effect.p for effect in within]
-    counts = [len(effect.looks) for effect in within]
-    for effect, p in zip(within, adjusted(ps, counts), strict=True):
-        effect.adjusted = p
-    for effect in tested:
-        effect.tests = len(tested)
-        if len(effect.looks) > LOOKS:
-            effect.adjusted = 1.0
+    ps = [1.0 if effect.p is None else effect.p for effect in tested]
+    weights = [weight(len(effect.looks), effect.registered) for effect in tested]
+    for effect, level in zip(tested, levels(ps, weights), strict=True):
+        effect.level, effect.tests = level, len(tested)
     return claims
 
 
@@ -419,7 +483,7 @@ def weighted(
     if any(arm.empty for arm in arms_):
         return [Effect(label, digits=digits, **region)]
     columns = ["seed", "base", "id", "score", "diverged", "surroundings"]
-    pairs = arms_[0][["seed", "base", "surroundings"]].assign(
+    pairs = arms_[0][["seed", "base", "surroundings", "grid"]].assign(
         sum=0.0, diverged=True, ids="", kind=""
     )
     for (factor, _), arm in zip(arms, arms_, strict=True):
@@ -431,7 +495,7 @@ def weighted(
             diverged=pairs.diverged_x & pairs.diverged_y,
             ids=pairs.ids + " " + pairs.id,
             id_a=pairs.id,
-        )[["seed", "base", "sum", "diverged", "ids", "id_a", "kind", "surroundings"]]
+        )[["seed", "base", "sum", "diverged", "ids", "id_a", "kind", "surroundings", "grid"]]
     titles = _titles(frame, pairs) if len(pairs) else {}
     effects = []
     for training, rows in pairs.groupby("base", sort=False):
@@ -439,6 +503,7 @@ def weighted(
         compared = rows[~rows.diverged]
         effect.values = [float(value) for value in compared["sum"]]
         effect.by = [int(seed) for seed in compared.seed]
+        effect.grid = max(abs(factor) for factor, _ in arms) * float(rows.grid.max())
         effect.ids = sorted(set(" ".join(rows.ids).split()))
         effect.lost = int(rows.diverged.sum())
         effects.append(effect)
@@ -473,7 +538,11 @@ def contrast(label: str, first: Effect, second: Effect, **region: Any) -> Effect
         dict(zip(effect.by, effect.values, strict=True)) for effect in (first, second)
     )
     return combined(
-        label, [(1.0, minuend), (-1.0, subtrahend)], ids=sorted({*first.ids, *second.ids}), **region
+        label,
+        [(1.0, minuend), (-1.0, subtrahend)],
+        ids=sorted({*first.ids, *second.ids}),
+        grid=max(first.grid, second.grid),
+        **region,
     )
 
 
@@ -516,6 +585,8 @@ def paired(
         compared_rows = rows[rows.compared]
         effect.values = [float(value) for value in compared_rows["effect"]]
         effect.by = [int(seed) for seed in compared_rows["seed"]]
+        if "grid_a" in rows:
+            effect.grid = unit * float(rows[["grid_a", "grid_b"]].max(axis=None))
         effect.ids, effect.lost = sorted({*rows.id_a, *rows.id_b}), int((~rows.compared).sum())
         effects.append(effect)
     return effects
@@ -550,6 +621,16 @@ def _titles(frame: pd.DataFrame, pairs: pd.DataFrame) -> dict[tuple[str, str], s
     }
 
 
+def _grids(frame: pd.DataFrame, metric: str) -> pd.Series:
+    """The step between two scores of each run's data set; 0 where there is none."""
+    finished = frame[metric].where(frame.status == "finished")
+    if "data.name" not in frame:
+        return pd.Series(grid_of(finished.dropna()), frame.index)
+    return finished.groupby(frame["data.name"], dropna=False).transform(
+        lambda scores: grid_of(scores.dropna())
+    )
+
+
 def _arm(frame: pd.DataFrame, values_wanted: Wanted, metric: str, guess: float) -> pd.DataFrame:
     """id, seed, base, kind, score and whether it diverged, of the runs that fit."""
     fits = frame.status.isin(["finished", "diverged"])
@@ -579,6 +660,7 @@ def _arm(frame: pd.DataFrame, values_wanted: Wanted, metric: str, guess: float) 
         }
     )
     out["surroundings"] = surroundings(chosen)
+    out["grid"] = _grids(frame, metric).loc[chosen.index]
     out["diverged"] = chosen.status == "diverged"
     out["score"] = chosen[metric].where(chosen.status == "finished", guess)
     return out
@@ -589,17 +671,16 @@ DENSE: Wanted = {"fwd.compressor.kind": "none", "bwd.compressor.kind": "none"}
 
 def adjustment(claims: list[Claim]) -> str:
     """Return what was done to the verdicts, in a sentence; "" where nothing was tested."""
-    tested = [
-        effect.tests for claim in claims for effect in claim.effects if effect.adjusted is not None
-    ]
-    together = (
-        f" for all {max(tested)} effects together (Holm)" if max(tested, default=0) > 1 else ""
-    )
+    tested = [effect for claim in claims for effect in claim.effects if effect.p is not None]
+    if not tested:
+        return ""
+    together = f" for all {len(tested)} effects together (Holm)" if len(tested) > 1 else ""
+    again = ""
+    if any(len(effect.looks) > effect.registered for effect in tested):
+        again = " Looks that were not registered cost an effect most of its level."
     return (
-        f"Verdicts hold at {100 * LEVEL:g} %{together}, over every look that was taken while seeds "
-        "were added (at look j a p-value counts j (j + 1) times); intervals are 95 % each."
-        if tested
-        else ""
+        f"The interval decides: verdicts hold at {100 * LEVEL:g} %{together}, so each interval "
+        f"prints how sure it is.{again}"
     )
 
 

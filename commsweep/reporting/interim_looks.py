@@ -1,9 +1,11 @@
 """Looks at the verdicts of a sweep, recorded in the store that has its runs.
 
 Who adds seeds because a verdict is undecided looks again, and errs more often unless looks are
-counted. A look is a state of an effect that somebody was told the verdict of: the number of values
-it had. `claims.json` of a report keeps them too, so that rows which go back into a store bring
-their looks along, and the papers that their report spoke of: other claims would be other looks.
+counted. A look is a state of an effect whose verdict somebody was shown: the number of values it
+had. How many looks there will be is registered before the first one (`sweep launch --looks`), and
+is one where nothing is registered. `claims.json` of a report keeps all of it, so that rows which go
+back into a store bring their looks along, and the papers that their report spoke of: other claims
+would be other looks.
 """
 
 from __future__ import annotations
@@ -13,15 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.errors import UserError
-from commsweep.reporting.claim import Claim
+from commsweep.reporting.claim import Claim, Looked
 from commsweep.store import Store, read_json, write_json
 
-Recorded = dict[tuple[str, str], list[int]]
+Recorded = dict[tuple[str, str], Looked]
+SWEEP = "", ""  # of looks that are registered for all effects of a sweep
 
 
 def read(store: str | Path, sweep: str) -> Recorded:
     """The looks that a store has recorded; none of a sweep that nobody has looked at."""
     return read_content(_content(store, sweep))
+
+
+def register(store: str | Path, sweep: str, count: int) -> None:
+    """Record how many looks there will be, before the first. Raises UserError after it."""
+    recorded = read(store, sweep)
+    before = recorded.pop(SWEEP, None)
+    if recorded and (before is None or before.registered != count):
+        raise UserError(
+            f"--looks {count}: the verdicts of '{sweep}' have been looked at already; looks are "
+            "registered before the first one"
+        )
+    _write(store, sweep, {SWEEP: Looked([], count)}, papers(store, sweep, ()))
 
 
 def _content(store: str | Path, sweep: str) -> dict[str, Any]:
@@ -44,12 +59,12 @@ def papers(store: str | Path, sweep: str, named: Sequence[str]) -> tuple[str, ..
 
 
 def note(store: str | Path, sweep: str, claims: list[Claim]) -> None:
-    """Record that somebody is told these verdicts. Looks that other claims had stay."""
+    """Record that somebody is shown these verdicts. Looks that other claims had stay."""
     recorded = read(store, sweep)
     for claim in claims:
         for effect in claim.effects:
             if effect.looks:
-                recorded[claim.name, effect.what] = effect.looks
+                recorded[claim.name, effect.what] = Looked(effect.looks, effect.registered)
     _write(store, sweep, recorded, papers(store, sweep, ()))
 
 
@@ -66,7 +81,7 @@ def take(store: str | Path, sweep: str, claims_json: Path) -> None:
     adopted = read_content(content)
     recorded = read(store, sweep)
     for key, interim in adopted.items():
-        if len(interim) > len(recorded.get(key, ())):
+        if key not in recorded or len(interim.seeds) > len(recorded[key].seeds):
             recorded[key] = interim
     _write(store, sweep, recorded, content.get("papers") or papers(store, sweep, ()))
 
@@ -83,19 +98,31 @@ def read_content(content: dict[str, Any]) -> Recorded:
                     f"looks of '{effect['what']}' are {interim!r}, and must be numbers of seeds; "
                     "write the report anew"
                 )
+            # before looks were registered every one of them was counted from the first on
+            registered = effect.get("registered", max(1, len(interim)))
             if interim:
-                recorded[claim["claim"], effect["what"]] = interim
+                recorded[claim["claim"], effect["what"]] = Looked(interim, registered)
+    if "registered" in content:
+        recorded[SWEEP] = Looked([], content["registered"])
     return recorded
 
 
 def _write(store: str | Path, sweep: str, recorded: Recorded, papers_: Sequence[str]) -> None:
     claims: dict[str, list[dict[str, Any]]] = {}
-    for (claim, effect_name), interim in sorted(recorded.items()):
-        claims.setdefault(claim, []).append({"what": effect_name, "looks": interim})
-    content = [{"claim": claim, "effects": effects} for claim, effects in claims.items()]
-    if content or papers_:
-        kept_papers = {"papers": list(papers_)} if papers_ else {}
-        write_json(_path(store, sweep), {"sweep": sweep, "claims": content} | kept_papers)
+    for (claim, effect_name), looked in sorted(recorded.items()):
+        if (claim, effect_name) != SWEEP:
+            effect = {"what": effect_name, "looks": looked.seeds, "registered": looked.registered}
+            claims.setdefault(claim, []).append(effect)
+    content: dict[str, Any] = {
+        "sweep": sweep,
+        "claims": [{"claim": claim, "effects": effects} for claim, effects in claims.items()],
+    }
+    if papers_:
+        content["papers"] = list(papers_)
+    if SWEEP in recorded:
+        content["registered"] = recorded[SWEEP].registered
+    if claims or papers_ or SWEEP in recorded:
+        write_json(_path(store, sweep), content)
 
 
 def _path(store: str | Path, sweep: str) -> Path:

@@ -26,13 +26,14 @@ from commsweep.reporting.claim import (
     TWO_OUTCOMES,
     Claim,
     Effect,
+    Looked,
     adjust,
     adjustment,
     shown,
 )
 from commsweep.reporting.figure import INK, styled
 from commsweep.reporting.foreign_rows import Rows
-from commsweep.reporting.statistics import FEW, far, interval, mean_sd
+from commsweep.reporting.statistics import far, grid_of, interval, mean_sd
 from commsweep.reporting.table import Table
 
 ORDER = "order"  # --seed order: the rows of a setting are numbered as they stand
@@ -119,6 +120,7 @@ BASELINES = ("dense", "baseline", "control", "none", "base", "fp32", "full", "of
 CLAIM = re.compile(r"^(?P<left>.+?)\s+(?P<sign><|>|=)\s+(?P<right>.+)$")
 MARGIN = re.compile(r"^(?P<right>.+?)\s+(?P<sign>\+-|±|\+|-)\s+(?P<margin>[\d.]+(?:e-?\d+)?)$")
 MOST_DIGITS = 6
+PAIRED = 2 / 3  # share of the seeds that two settings need in common to be compared seed by seed
 LABEL = 48  # characters of a setting in the figure
 
 
@@ -142,6 +144,11 @@ class Judged:
     lost: dict[str, int]  # trainings without a score, by setting
     baseline: str | None = None
     claims: list[Claim] = field(default_factory=list)
+
+    @property
+    def grid(self) -> float:
+        """The step of which all scores are multiples; 0 where there is none."""
+        return grid_of(score for seeds in self.scores.values() for score in seeds.values())
 
     @property
     def digits(self) -> int:
@@ -213,11 +220,10 @@ def judge(
         judged.claims = [
             _better(name, judged.baseline, judged) for name in names if name != judged.baseline
         ]
-    interim = {
-        (claim.name, effect.what): list(earlier)
-        for claim in judged.claims
-        for effect in claim.effects
-    }
+    interim = {}
+    for claim in judged.claims:
+        for effect in claim.effects:
+            interim[claim.name, effect.what] = Looked(list(earlier), len(earlier) + 1)
     adjust(judged.claims, interim if earlier else None)
     return judged
 
@@ -288,17 +294,24 @@ def _effect(a: str, b: str, judged: Judged, sign: str, edge: float = 0.0) -> Eff
     """Return the effect a - b, which is claimed above (>), below (<) or within (=) an edge."""
     first, second = judged.scores[a], judged.scores[b]
     shared = [seed for seed in first if seed in second]
-    seeds = [int(seed) if str(seed).isdigit() else at for at, seed in enumerate(shared)]
-    return Effect(
+    effect = Effect(
         f"{a} - {b}",
         above=edge if sign == ">" else None,
         below=edge if sign == "<" else None,
         within=edge if sign == "=" else None,
-        values=[first[seed] - second[seed] for seed in shared],
-        by=seeds,
         digits=judged.digits,
         lost=judged.lost[a] + judged.lost[b],
+        grid=judged.grid,
     )
+    if judged.columns.seed == ORDER or len(shared) < PAIRED * max(len(first), len(second)):
+        effect.apart = list(first.values()), list(second.values())
+        if first and second:  # their mean is the difference of both means
+            middle = mean_sd(effect.apart[1])[0]
+            effect.values = [score - middle for score in effect.apart[0]]
+        return effect
+    effect.values = [first[seed] - second[seed] for seed in shared]
+    effect.by = [int(seed) if str(seed).isdigit() else at for at, seed in enumerate(shared)]
+    return effect
 
 
 def _better(name: str, baseline: str, judged: Judged) -> Claim:
@@ -479,10 +492,8 @@ def verdicts(judged: Judged) -> str:
                 sentence = sentence.replace(SUPPORTED, "better", 1).replace(
                     CONTRADICTED, "worse", 1
                 )
-            number = shown(effect.values, effect.interval, effect.digits)
-            lines.append(f"- {claim.name}: {number}, n={len(effect.values)}: {sentence}")
-    if any(len(effect.values) < FEW for claim in judged.claims for effect in claim.effects):
-        lines += ["", f"p is two-sided; below {FEW} seeds it counts twice, for two tests decide."]
+            number = shown(effect.values, effect.interval, effect.digits, effect.level)
+            lines.append(f"- {claim.name}: {number}, {effect.seeds_text}: {sentence}")
     return "\n".join(lines) + "\n"
 
 

@@ -64,9 +64,9 @@ def markdown(frame: pd.DataFrame, papers: Collection[str] = ()) -> str:
         for unit, metric in (("points", "test_on_acc"), ("nats", "test_on_loss"))
     }
     lines = [
-        f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm). A first look counts "
-        "every p-value twice, because seeds may be added. Seeds needed: for a power of "
-        f"{100 * POWER:g} % to decide an effect that lies one margin from the edge, by the spread "
+        f"{tests} effects are tested together at {100 * LEVEL:g} % (Holm), by one look at all of "
+        f"their seeds. Seeds needed: for a power of {100 * POWER:g} % to decide an effect that "
+        "lies one margin from the edge, by the spread "
         "of the dense runs over seeds, as if both sides of a pair were independent."
     ]
     for unit, (sd, n) in spreads.items():
@@ -89,6 +89,8 @@ def _line(effect: Effect, spreads: dict[str, tuple[float, int]], tests: int) -> 
     if not effect.region.supposed:
         return f"{sentence}; needed: open, the margin is zero"
     seeds_wanted = seeds_needed(
-        effect.region.supposed, math.sqrt(2) * sd * (100 if effect.digits == 1 else 1), tests
+        effect.region.supposed,
+        math.sqrt(2) * sd * (100 if effect.digits == 1 else 1),
+        LEVEL / tests,
     )
     return f"{sentence}; needed: {seeds_wanted or f'more than {MOST}'}"

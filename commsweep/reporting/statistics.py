@@ -1,22 +1,16 @@
-"""The statistics of the verdicts: intervals, tests against a margin, their adjustment, and how many
-seeds decide.
+"""The statistics of the verdicts: one interval, which decides, and how many seeds would decide.
 
-An effect's mean over seeds is tested against the edge of the region that the claim wants it in. The
-test is Student's t, two-sided: at 5 % it decides exactly when the 95 % interval does not reach
-across the edge. A region with two edges ("within m") takes two one-sided tests (Schuirmann 1987).
+The interval of an effect's mean is Student's: of paired differences where seeds match, Welch's of
+two samples where they do not. It is two-sided. An effect lies in a region when its whole interval
+does. The level is 5 % of a report, divided by what Holm's procedure (1979) leaves of its effects
+and by the looks that were registered before the first one.
 
-Few seeds say little of the scatter, so effects of a report share it (moderated t, Smyth 2004). An
-effect is decided when it passes both Student's test and the moderated one. Below `FEW` seeds, where
-Student's test is weak, it is enough to pass the moderated one with at least the scatter that all
-effects have together. Simulation under normal scatter and under that of the recorded rows found
-wrong decisions in about 5 % of reports (tests/reporting/test_statistics.py).
+The scatter is of the effect's own values, and at least a score's grid / sqrt(12): seeds that round
+to one accuracy scatter nevertheless. Values without any scatter may show that an effect is small,
+never that it is better or worse.
 
-A verdict speaks of the typical run. Where the mean and the median lie on two sides of the edge, a
-few unusual runs decide the mean, and nothing is decided. Runs far from the others are counted.
-
-The tests of a report are adjusted for their number (Holm 1979). Every look at an effect is
-recorded: at look j its p-value counts j (j + 1) times, and these shares of the level add up to no
-more than the level.
+Wrong decisions are at most 5 % of reports by simulation, under normal and under unequal scatter
+(tests/reporting/test_statistics.py).
 
 `stdtr`, `stdtrit` and `betaincinv` are of scipy.special; scipy.stats, which wraps them, takes
 seconds to import.
@@ -27,16 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
-from scipy.special import betaincinv, digamma, polygamma, stdtr, stdtrit
+from scipy.special import betaincinv, stdtr, stdtrit
 
 LEVEL = 0.05  # of the verdicts of a report together
 POWER = 0.8
 MOST = 100  # seeds; more than these decide nothing worth knowing
-LOOKS = 12  # at one effect; a thirteenth would count its p-value 182 times
-FEW = 6  # seeds; below them the scatter of the other effects is asked, too
-SHARING = 8  # effects that have to share their scatter, or its prior is only noise
+LATE = 20  # a look that was not registered counts its p-value so often, and each further one twice
 FAR = 5.0  # robust standard deviations from the median: a run unlike the others
 
 
@@ -86,15 +79,6 @@ class Region:
         return f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """The prior of a report's effects for the variance of one of them."""
-
-    variance: float  # the prior's
-    degrees: float  # that it counts as
-    pooled: float  # variance of all effects together, weighted by their degrees of freedom
-
-
 def mean_sd(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (0 of one value)."""
     n = len(values)
@@ -123,123 +107,109 @@ def pair_spread(samples: Iterable[Sequence[float]]) -> float:
     return 1.96 * math.sqrt(2) * pooled_sd(samples)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % t interval of the mean; None below two values."""
-    n = len(values)
-    if n < 2:
-        return None
-    mean, sd = mean_sd(values)
-    half = float(stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
-    return mean - half, mean + half
-
-
-def shared_scatter(samples: Sequence[Sequence[float]]) -> Scatter | None:
-    """The prior of Smyth 2004 (limma's fitFDist, by moments of the log variances), in one unit;
-    without a prior (0 degrees) below `SHARING` samples that scatter; None below two.
+def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+    """The t interval of a mean, which misses it in a share `level` of samples; None below two
+    values.
     """
-    variances, degrees = [], []
-    for values in samples:
-        variance = mean_sd(values)[1] ** 2 if len(values) > 1 else 0.0
-        if variance > 0:
-            variances.append(variance)
-            degrees.append(len(values) - 1)
-    if len(variances) < 2:
-        return None
-    products = [v * freedom for v, freedom in zip(variances, degrees, strict=True)]
-    pooled = math.fsum(products) / sum(degrees)
-    if len(variances) < SHARING:
-        return Scatter(0.0, 0.0, pooled)
-    logs = []
-    for variance, freedom in zip(variances, degrees, strict=True):
-        logs.append(math.log(variance) - float(digamma(freedom / 2)) + math.log(freedom / 2))
-    mean, sd = mean_sd(logs)
-    chance = math.fsum(float(polygamma(1, freedom / 2)) for freedom in degrees) / len(degrees)
-    excess = sd**2 - chance
-    if excess <= 0:  # no more spread than chance gives: all effects scatter alike
-        return Scatter(math.exp(mean), math.inf, pooled)
-    prior = 2 * _trigamma_inverse(excess)
-    return Scatter(math.exp(mean + float(digamma(prior / 2)) - math.log(prior / 2)), prior, pooled)
+    return estimate(values).interval(level) if len(values) > 1 else None
 
 
-def _trigamma_inverse(value: float) -> float:
-    """Return where the trigamma function has a value > 0, by Newton's method (limma's
-    trigammaInverse).
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its standard error, and the degrees of freedom of that.
+
+    An error of zero says nothing of the scatter: the values are all the same.
     """
-    if value > 1e7:
-        return 1 / math.sqrt(value)
-    if value < 1e-6:
-        return 1 / value
-    y = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(polygamma(1, y))
-        step = trigamma * (1 - trigamma / value) / float(polygamma(2, y))
-        y += step
-        if -step / y < 1e-8:
-            break
-    return y
+
+    mean: float
+    error: float
+    degrees: float
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """The two-sided interval that misses the mean in a share `level` of samples."""
+        half = float(stdtrit(self.degrees, 1 - level / 2)) * self.error
+        return self.mean - half, self.mean + half
+
+    def p(self, region: Region) -> float:
+        """The least level whose interval lies on one side of every edge of a region.
+
+        Of values that are all the same: 0 where they show that an effect is small, else 1.
+        """
+        if self.error == 0:
+            return 0.0 if region.within is not None and region.has(self.mean) else 1.0
+        ratio = region.distance(self.mean) / self.error
+        return min(1.0, 2 * float(stdtr(self.degrees, -ratio)))
 
 
-def p_value(values: Sequence[float], region: Region, scatter: Scatter | None = None) -> float:
-    """Two-sided p of the mean against the region's edge; where it has two, of the mean inside
-    against the one that is less clearly not reached, of the mean outside against the nearer.
-
-    scatter: what the other effects say of it. Values that do not scatter decide (p = 0). Where
-    mean and median lie on two sides of the edge nothing is decided (p = 1).
-    """
+def estimate(values: Sequence[float], grid: float = 0.0) -> Estimate:
+    """The mean of two or more values. grid: the least step between two of them, or 0."""
     n = len(values)
     mean, sd = mean_sd(values)
-    distance = region.distance(mean)
-    if region.has(mean) != region.has(median(values)):
-        return 1.0
-    if sd == 0:
+    return Estimate(mean, max(sd, grid / math.sqrt(12)) / math.sqrt(n), n - 1)
+
+
+def difference(first: Sequence[float], second: Sequence[float], grid: float = 0.0) -> Estimate:
+    """The mean of the first sample minus that of the second, which share no seeds (Welch 1947)."""
+    (mean, sd), (other_mean, other_sd) = mean_sd(first), mean_sd(second)
+    least = grid / math.sqrt(12)
+    one, other = max(sd, least) ** 2 / len(first), max(other_sd, least) ** 2 / len(second)
+    both = one + other
+    if both == 0:
+        return Estimate(mean - other_mean, 0.0, len(first) + len(second) - 2)
+    degrees = both**2 / (one**2 / (len(first) - 1) + other**2 / (len(second) - 1))
+    return Estimate(mean - other_mean, math.sqrt(both), degrees)
+
+
+def grid_of(scores: Iterable[float]) -> float:
+    """The step of scores that are all multiples of one, such as shares of test samples; 0 of
+    others.
+    """
+    ordered = sorted({score for score in scores if math.isfinite(score)})
+    steps = [high - low for low, high in pairwise(ordered)]
+    steps = [step for step in steps if step > 1e-9]
+    if len(steps) < 2:
         return 0.0
-    student = _student(distance, sd**2, n, n - 1)
-    if scatter is None:
-        return student
-    if math.isinf(scatter.degrees):
-        variance, degrees = scatter.variance, math.inf
-    else:
-        degrees = scatter.degrees + n - 1
-        variance = (scatter.degrees * scatter.variance + (n - 1) * sd**2) / degrees
-    both = max(student, _student(distance, variance, n, degrees))
-    if n >= FEW:
-        return both
-    # two ways to be decided: each may err half as often
-    return min(1.0, 2 * min(both, _student(distance, max(variance, scatter.pooled), n, degrees)))
+    least = min(steps)
+    whole = all(abs(step / least - round(step / least)) < 1e-3 for step in steps)
+    return least if whole else 0.0
 
 
-def _student(distance: float, variance: float, n: int, degrees: float) -> float:
-    """Two-sided p of a mean of n values so far from the edge."""
-    ratio = distance / math.sqrt(variance / n)
-    if math.isinf(degrees):
-        return math.erfc(ratio / math.sqrt(2))
-    return min(1.0, 2 * float(stdtr(degrees, -ratio)))
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Adjusted p-values: the i-th smallest times the number of those not smaller, none below the
-    one before it.
+def decided_by(region: Region, ends: tuple[float, float]) -> bool | None:
+    """Whether an interval lies in a region (True), outside of it (False), or reaches across an
+    edge (None).
     """
-    order, out, before = sorted(range(len(ps)), key=lambda index: ps[index]), [0.0] * len(ps), 0.0
-    for rank, index in enumerate(order):
-        before = max(before, min(1.0, (len(ps) - rank) * ps[index]))
-        out[index] = before
+    low, high = ends
+    edges = [region.edge] if region.within is None else [-region.within, region.within]
+    if any(low <= edge <= high for edge in edges):
+        return None
+    return region.has((low + high) / 2)
+
+
+def weight(look: int, registered: int = 1) -> int:
+    """How often a p-value counts at this look (1, 2, ...), of so many that were registered.
+
+    Looks that were registered share the level. Each that was not counts `LATE` times or more, so
+    that all of them together add less than a tenth of the level.
+    """
+    return registered if look <= registered else LATE * registered * 2 ** (look - registered - 1)
+
+
+def levels(ps: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """The level at which each effect of a report is decided, by Holm's procedure.
+
+    ps: of each effect. weights: how often its p-value counts. An effect is decided where its p is
+    at most its level; the interval at that level says the same.
+    """
+    counted = [p * times for p, times in zip(ps, weights, strict=True)]
+    order = sorted(range(len(ps)), key=lambda index: counted[index])
+    out, left = [LEVEL] * len(ps), len(ps)
+    stopped = False
+    for index in order:
+        out[index] = LEVEL / left / weights[index]
+        stopped = stopped or counted[index] > LEVEL / left
+        if not stopped:
+            left -= 1
     return out
-
-
-def weight(look: int) -> int:
-    """Return how often a p-value counts at this look (1, 2, ...): the shares 1 / (j (j + 1)) of the
-    level add up to less than one. Raises ValueError beyond `LOOKS`.
-    """
-    if not 1 <= look <= LOOKS:
-        raise ValueError(f"look {look}: the level is spent over at most {LOOKS} looks")
-    return look * (look + 1)
-
-
-def adjusted(ps: Sequence[float], interim: Sequence[int]) -> list[float]:
-    """The p-values of a report's effects, for their number and for the looks at each."""
-    counted = [min(1.0, weight(look) * p) for p, look in zip(ps, interim, strict=True)]
-    return holm(counted)
 
 
 def next_look(n: int) -> int:
@@ -248,23 +218,14 @@ def next_look(n: int) -> int:
 
 
 def seeds_needed(
-    distance: float,
-    sd: float,
-    tests: int = 1,
-    least: int = 3,
-    most: int = MOST,
-    look: int = 1,
+    distance: float, sd: float, level: float = LEVEL, least: int = 3, most: int = MOST
 ) -> int | None:
-    """Seeds with which an effect so far from the edge is decided with a power of 80 % at this look,
-    among so many tests of a report (as if it were the first of Holm's, which asks for the smallest
-    p); None where more than `most` are needed.
+    """Seeds with which an effect so far from the edge is decided with a power of 80 % at a level;
+    None where more than `most` are needed.
 
     sd: of the paired differences over seeds. The power is the usual approximation: distance / error
     reaches the critical value and the 80 % quantile of t.
     """
-    if look > LOOKS:
-        return None
-    level = LEVEL / weight(look) / tests
     for n in range(max(2, least), most + 1):
         quantile_sum = float(stdtrit(n - 1, 1 - level / 2)) + float(stdtrit(n - 1, POWER))
         if distance * math.sqrt(n) >= quantile_sum * sd and distance > 0:

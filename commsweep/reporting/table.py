@@ -237,12 +237,13 @@ def settings_table(frame: pd.DataFrame) -> Table:
     """Every setting of any sweep: what it keeps of the message's worth, where the sweep has the
     control; how it scores and what it sends; dense first, then the best.
     """
+    floors = worth.floors_text(frame)
     scored = [(ON, OFF, PERCENT, "accuracy %")] if ON in frame and frame[ON].notna().any() else []
     if "test_on_ppl" in frame and frame["test_on_ppl"].notna().any():
         scored.append(("test_on_ppl", "test_off_ppl", PLAIN, "perplexity"))
     table = Table(
         "settings",
-        "All settings: test score of the last epoch, and bytes",
+        " ".join(["All settings: test score of the last epoch, and bytes.", floors]).strip(" ."),
         [
             "Model",
             "Data",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,18 +27,17 @@ from commsweep.config.compressors.spelling import spelled
 from commsweep.errors import UserError, nearest
 from commsweep.launching.codecs import SIDES
 from commsweep.launching.grid import seeds
-from commsweep.reporting.claim import Claim, Effect, adjust
+from commsweep.reporting.claim import SUPPORTED, Claim, Effect, adjust
 from commsweep.reporting.worth import Kept
 from commsweep.scoring import ROLES, laws, samples, speed
 from commsweep.scoring.laws import Law
 from commsweep.scoring.samples import Summary
 from commsweep.scoring.speed import Speed
 from commsweep.scoring.training import SEED, Score, Setup, lead, score, setups, worth_kept
-from commsweep.store import Row
+from commsweep.store import DIVERGED, Row
 
 ENTRIES, ROWS, MEASURES = "entries.csv", "rows.csv", "measures.json"
 SHORT, LONG = "short", "long"
-CONFIRMED = 0.01  # p below which a place on a front is confirmed
 # The codecs that long trainings repeat: of few bytes, of some, and of many.
 REPEATED = ("topk:0.01", "eden:2", "uniform:4")
 DENSE, NOTHING = "dense", "nothing sent"
@@ -80,23 +80,23 @@ class Measures:
 class Standing:
     """The place of an entry in one training.
 
-    rival: of the others with at most its bytes, the one that keeps most, or nothing sent. front:
-    whether it keeps more than that. gain: the points of worth between both, as an effect that is
-    adjusted for the number of entries; None without a seed in common.
+    rival: of the others with at most its bytes, the one that keeps most, or nothing sent. gain:
+    the points of worth between both, as an effect among those of all entries; None without a seed
+    in common. error, bias: of the messages of this training; None where they were not measured.
     """
 
     entry: Entry
     worth: Kept
     share: float  # of the dense bytes
     rival: str = NOTHING
-    front: bool = False
     gain: Effect | None = None
+    error: float | None = None
+    bias: float | None = None
 
     @property
-    def confirmed(self) -> bool:
-        """Return whether its place on the front is confirmed."""
-        p = self.gain.adjusted if self.gain is not None else None
-        return self.front and p is not None and p < CONFIRMED
+    def leads(self) -> bool:
+        """Whether it is decided that it keeps more than all of at most its bytes."""
+        return self.worth.ranks and self.gain is not None and self.gain.verdict == SUPPORTED
 
 
 @dataclass
@@ -165,11 +165,20 @@ def scores_of(path: Path) -> dict[str, Score]:
     try:
         frame = pd.read_csv(path, dtype={"id": str})
         columns = frame["id"], frame["loss"].astype(float), frame["share"].astype(float)
+        lost = frame["status"] == DIVERGED if "status" in frame else [False] * len(frame)
+        measured = []
+        for name in ("error", "bias"):
+            known = frame[name].astype(float) if name in frame else [math.nan] * len(frame)
+            measured.append([None if math.isnan(value) else value for value in known])
     except (ValueError, KeyError, pd.errors.ParserError) as error:
         raise UserError(f"'{path}': no rows of a board ({error})") from None
     if twice := frame["id"][frame["id"].duplicated()].tolist():
         raise UserError(f"'{path}': two rows have the id {twice[0]}; keep the one that was trained")
-    return {name: Score(loss, share) for name, loss, share in zip(*columns, strict=True)}
+    lines = zip(*columns, lost, *measured, strict=True)
+    return {
+        name: Score(loss, share, bool(diverged), *rest)
+        for name, loss, share, diverged, *rest in lines
+    }
 
 
 def _measures(path: Path) -> dict[str, Measures]:
@@ -313,14 +322,13 @@ def standings(board: Board, role: str, setup: Setup, count: int) -> list[Standin
         runs[entry.name] = setup.coded(entry.codec, entry.feedback)
         result = worth_kept(setup, runs[entry.name], count, board.score_of)
         if result is not None:
-            standings_.append(Standing(entry, result.kept, result.share))
-    standings_.sort(key=lambda standing: (standing.share, -standing.worth.percent))
+            measured = _measured(board, runs[entry.name], count)
+            standings_.append(Standing(entry, result.kept, result.share, **measured))
+    standings_.sort(key=lambda standing: (standing.share, standing.entry.name))
     for standing in standings_:
         rival, rival_run = _rival(standing, standings_), setup.control
-        standing.front = standing.worth.percent > 0
         if rival is not None:
             standing.rival = rival.entry.name
-            standing.front = standing.worth.percent > rival.worth.percent
             rival_run = runs[rival.entry.name]
         name = f"{standing.entry.name} over {standing.rival}"
         run = runs[standing.entry.name]
@@ -328,12 +336,23 @@ def standings(board: Board, role: str, setup: Setup, count: int) -> list[Standin
     return standings_
 
 
+def _measured(board: Board, run: Run, count: int) -> dict[str, float | None]:
+    """The error and the bias of a setting's messages, means over its seeds."""
+    scores = [board.scores.get(run_id(cell)) for cell in seeds([run], count, SEED)]
+    means: dict[str, float | None] = {}
+    for name in ("error", "bias"):
+        values = [getattr(score, name) for score in scores if score is not None]
+        known = [value for value in values if value is not None]
+        means[name] = sum(known) / len(known) if known else None
+    return means
+
+
 def _rival(standing: Standing, standings_: Sequence[Standing]) -> Standing | None:
     """Return the best of the others with at most its bytes; None where nothing sent is better."""
     rivals = [
         rival
         for rival in standings_
-        if rival is not standing and rival.share <= 1.01 * standing.share
+        if rival is not standing and rival.worth.ranks and rival.share <= 1.01 * standing.share
     ]
     best = max(rivals, key=lambda rival: rival.worth.percent, default=None)
     return best if best is not None and best.worth.percent > 0 else None
@@ -344,7 +363,7 @@ def judge(standings_: Iterable[Standing]) -> None:
     gains = [
         standing.gain
         for standing in standings_
-        if standing.gain is not None and standing.worth.tells
+        if standing.gain is not None and standing.worth.ranks
     ]
     adjust([Claim("board", "an entry keeps more than all of at most its bytes", gains)])
 

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from commsweep.reporting.claim import MIN_SEEDS, shown
+from commsweep.reporting.claim import CONTRADICTED, MIN_SEEDS, SUPPORTED, Effect, shown
 from commsweep.reporting.figure import COLUMN, logarithmic, save, styled
 from commsweep.reporting.table import Cell, Table
+from commsweep.reporting.words import without_empty
 from commsweep.scoring import ROLES, choice_page
 from commsweep.scoring.board import (
-    CONFIRMED,
     LONG,
     REPEATED,
     SHORT,
@@ -27,7 +27,7 @@ from commsweep.scoring.board import (
     trainings,
 )
 from commsweep.scoring.card import percent
-from commsweep.scoring.training import Setup, worth_kept
+from commsweep.scoring.training import Setup, Worth, worth_kept
 
 LIMITS = (
     "What it cannot tell: the trainings are a nano GPT-2 and a small ResNet, short, and of one "
@@ -73,8 +73,10 @@ def write(board: Board, count: int) -> list[Training]:
 def _page(board: Board, recorded: Sequence[Training], count: int) -> str:
     sections = [
         "# The board",
-        "Codecs side by side in fixed trainings, as [rules](RULES.md) say. Worth kept: 0 % is the "
-        "training in which nothing is sent, 100 % is dense, with 95 % intervals.",
+        "Codecs side by side in fixed trainings, as [rules](RULES.md) say. Worth kept: 100 % is "
+        "dense, 0 % is the floor, with 95 % intervals. The floor is the better of the training in "
+        "which nothing is sent and of what is known without a message: letter frequencies, or "
+        "guessing. A training that ends no better than without a message has collapsed.",
         agreement(board, count),
         LIMITS,
     ]
@@ -87,7 +89,8 @@ def _page(board: Board, recorded: Sequence[Training], count: int) -> str:
             sections.append("No training is recorded yet.")
             continue
         sections += [_ends(board, training.setup, count) for training in of_role]
-        sections += [table(board, role, of_role).markdown().rstrip("\n"), _fronts(of_role)]
+        sections += [table(board, role, of_role).markdown().rstrip("\n")]
+        sections += [*_lost(of_role), _leads(of_role)]
     sections.append(
         "Written by `commsweep board`. All numbers follow from [rows.csv](rows.csv) and "
         "[measures.json](measures.json)."
@@ -96,104 +99,163 @@ def _page(board: Board, recorded: Sequence[Training], count: int) -> str:
 
 
 def agreement(board: Board, count: int) -> str:
-    """Return how the ranks agree with those of trainings of four times the steps and twice the
-    width, as a sentence.
+    """How the ranks agree with those of trainings of four times the steps and twice the width, by
+    role, as a sentence.
     """
-    by_role: dict[str, tuple[list[float], list[float]]] = {}
-    for role in ROLES:
-        short_worths, long_worths = by_role.setdefault(role, ([], []))
-        for short, long in zip(trainings(role, SHORT), trainings(role, LONG), strict=True):
-            for entry in board.of_role(role):
-                if entry.codec not in REPEATED:
-                    continue
-                settings = entry.codec, entry.feedback
-                pair = [
-                    worth_kept(setup, setup.coded(*settings), count, board.score_of)
-                    for setup in (short, long)
-                ]
-                if pair[0] is not None and pair[1] is not None:
-                    short_worths.append(pair[0].kept.percent)
-                    long_worths.append(pair[1].kept.percent)
     longer = "trainings of four times the steps and twice the width"
-    all_short = [worth for short_worths, _ in by_role.values() for worth in short_worths]
-    all_long = [worth for _, long_worths in by_role.values() for worth in long_worths]
-    if len(all_short) < LEAST_PAIRS:
-        return f"Ranks were not yet compared with those of {longer}."
-    rank = spearmanr(all_short, all_long).statistic
-    roles = []
-    for role, (short_worths, long_worths) in by_role.items():
+    sentences, fewest = [], count
+    for role in ROLES:
+        short_worths: list[float] = []
+        long_worths: list[float] = []
+        moved: list[str] = []
+        for short, long in zip(trainings(role, SHORT), trainings(role, LONG), strict=True):
+            pairs = _repeated(board, role, short, long, count)
+            short_worths += [pair[0].kept.percent for pair in pairs.values()]
+            long_worths += [pair[1].kept.percent for pair in pairs.values()]
+            fewest = min([fewest, *(pair[1].kept.n for pair in pairs.values())])
+            moved += [f"{name} ({short.name})" for name in _moved(pairs)]
         if len(short_worths) < LEAST_PAIRS:
-            roles.append(f"{role} not compared")
-        else:
-            correlation = spearmanr(short_worths, long_worths).statistic
-            roles.append(f"{role} {correlation:.2f} (n = {len(short_worths)})")
+            continue
+        correlation = spearmanr(short_worths, long_worths).statistic
+        sentence = f"{role} {correlation:.2f} (n = {len(short_worths)})"
+        sentences.append(sentence + (f", changed places: {', '.join(moved)}" if moved else ""))
+    if not sentences:
+        return f"Ranks were not yet compared with those of {longer}."
     return (
-        f"Ranks agree with those of {longer} with a correlation of {rank:.2f} (Spearman, "
-        f"n = {len(all_short)} pairs of a codec and a training). By role: {', '.join(roles)}."
+        f"Rank correlation (Spearman) with {longer}, of pairs of a codec and a training, the long "
+        f"ones with {fewest} seed{'s' * (fewest != 1)}: {'; '.join(sentences)}."
     )
 
 
+def _repeated(
+    board: Board, role: str, short: Setup, long: Setup, count: int
+) -> dict[str, tuple[Worth, Worth]]:
+    """What codecs keep in a short training and in its long one, by name."""
+    pairs = {}
+    for entry in board.of_role(role):
+        if entry.codec not in REPEATED:
+            continue
+        settings = entry.codec, entry.feedback
+        worths = [
+            worth_kept(setup, setup.coded(*settings), count, board.score_of)
+            for setup in (short, long)
+        ]
+        if worths[0] is not None and worths[1] is not None:
+            pairs[entry.name] = worths[0], worths[1]
+    return pairs
+
+
+def _moved(pairs: dict[str, tuple[Worth, Worth]]) -> list[str]:
+    """The codecs whose place among these is another one in the long training."""
+    orders = [
+        sorted(pairs, key=lambda name, at=at: -pairs[name][at].kept.percent) for at in range(2)
+    ]
+    return [name for name in pairs if orders[0].index(name) != orders[1].index(name)]
+
+
 def _ends(board: Board, setup: Setup, count: int) -> str:
-    """Return what dense and nothing sent reach, as a sentence."""
+    """What dense and nothing sent reach, and what is known without a message, as a sentence."""
     dense, control = (board.losses(run, count) for run in (setup.dense, setup.control))
-    sign, scale = (1, 1) if setup.unit == "nats" else (-1, 100)
-    unit = "nats" if setup.unit == "nats" else "% accuracy"
-    values = [sign * scale * sum(losses) / len(losses) for losses in (dense, control) if losses]
-    if len(values) < 2:
+    if not dense or not control:
         return f"{setup.name}: dense or nothing sent is missing."
+    sent = sum(control) / len(control)
+    without = ""
+    if setup.without is not None:
+        floor = "nothing sent" if sent < setup.without else setup.known
+        without = f", {setup.known} {setup.without:.3g}; the floor is {floor}"
     return (
-        f"{setup.name}: dense {values[0]:.3g} {unit}, nothing sent {values[1]:.3g} ({setup.floor}; "
-        f"n = {len(dense)})."
+        f"{setup.name}, nats of test loss: dense {sum(dense) / len(dense):.3g}, nothing sent "
+        f"{sent:.3g} ({setup.floor}; n = {len(control)}){without}."
     )
 
 
 def table(board: Board, role: str, of_role: Sequence[Training]) -> Table:
-    """Return the entries of a role, fewest bytes first; standings on a front are bold."""
+    """The entries of a role, fewest bytes first, without those that collapsed everywhere; decided
+    leads are bold.
+    """
     by_training = [
         {standing.entry: standing for standing in training.standings} for training in of_role
     ]
-    entries = [entry for by_entry in by_training for entry in by_entry]
     rows: list[list[Cell | str]] = []
-    for entry in dict.fromkeys(entries):
+    for entry in _entries(of_role):
+        known = [by_entry[entry] for by_entry in by_training if entry in by_entry]
+        if not any(standing.worth.ranks for standing in known):
+            continue
         row: list[Cell | str] = [f"[{entry.name}](cards/{entry.file_name})"]
         for by_entry in by_training:
             standing = by_entry.get(entry)
-            row += ["", ""] if standing is None else [percent(standing.share), _marked(standing)]
+            if standing is None:
+                row += ["", "", "", ""]
+                continue
+            row += [percent(standing.share), _marked(standing)]
+            row += [_number(standing.error), _number(standing.bias)]
         measures = board.measured(entry.codec, role)
-        if measures is None:
-            row += ["", "", "", ""]
-        else:
-            message, speed = measures.messages, measures.speed
-            row += [f"{message.error:.3f}", message.bias_text, f"{speed.both:.3g}"]
-            row.append("BROKEN" if measures.broken else "hold")
-        rows.append(row)
+        row.append("" if measures is None else f"{measures.speed.both:.3g}")
+        laws = "" if measures is None else "BROKEN" if measures.broken else "hold"
+        rows.append([*row, laws])
     header = ["codec"]
     for training in of_role:
-        header += ["bytes", f"worth kept, {training.setup.name}"]
-    header += ["error", "bias", "copies", "laws"]
-    return Table("board", f"Codecs as {role}; bytes of dense", header, rows)
+        header += ["bytes", f"worth kept, {training.setup.name}", "error", "bias"]
+    header += ["copies", "laws"]
+    title = f"Codecs as {role}; bytes of dense; error and bias of the messages of the training"
+    return Table("board", title, *without_empty(header, rows))
+
+
+def _entries(of_role: Sequence[Training]) -> list[Entry]:
+    """The entries of some trainings, fewest bytes first."""
+    shares: dict[Entry, float] = {}
+    for training in of_role:
+        for standing in training.standings:
+            shares.setdefault(standing.entry, standing.share)
+    return sorted(shares, key=lambda entry: (shares[entry], entry.name))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _marked(standing: Standing) -> str:
     text, n = standing.worth.text(), standing.worth.n
     text += f", n = {n}" if n < MIN_SEEDS else ""
-    if not standing.front:
-        return text
-    return f"**{text}** confirmed" if standing.confirmed else f"**{text}**"
+    return f"**{text}**" if standing.leads else text
 
 
-def _fronts(of_role: Sequence[Training]) -> str:
-    """Return which places on the fronts are confirmed, as a sentence."""
-    names: list[str] = []
+def _lost(of_role: Sequence[Training]) -> list[str]:
+    """The entries that collapsed or diverged in every training of a role, as a sentence."""
+    lost = []
+    for entry in _entries(of_role):
+        worths = []
+        for training in of_role:
+            worths += [other.worth for other in training.standings if other.entry == entry]
+        if not any(worth.ranks for worth in worths):
+            lost.append(f"{entry.name} ({', '.join(dict.fromkeys(w.text() for w in worths))})")
+    return [f"No worth and no rank: {'; '.join(lost)}."] if lost else []
+
+
+def _leads(of_role: Sequence[Training]) -> str:
+    """Which leads are decided, as a sentence."""
+    leads = []
     for training in of_role:
         for standing in training.standings:
-            if standing.confirmed:
-                names.append(f"{standing.entry.name} over {standing.rival}")
-    test = f"p < {CONFIRMED}, after Holm"
-    result = f"No place on a front is confirmed ({test})."
-    if names:
-        result = f"Confirmed ({test}): {', '.join(names)}."
-    return f"Bold: keeps more than nothing sent and all entries of at most its bytes. {result}"
+            if standing.leads and standing.gain is not None:
+                leads.append(
+                    f"{standing.entry.name} over {standing.rival} ({training.setup.name}: "
+                    f"{_points(standing.gain)})"
+                )
+    if not leads:
+        return (
+            "No lead is decided after Holm for all comparisons of the board: no entry is "
+            "distinguishable from the best of at most its bytes."
+        )
+    rest = "All other entries are not distinguishable from the best of at most their bytes."
+    return (
+        "Bold: it is decided that the entry keeps more than nothing sent and than all of at most "
+        f"its bytes, in points of worth: {'; '.join(leads)}. {rest}"
+    )
+
+
+def _points(gain: Effect) -> str:
+    return f"{shown(gain.values, gain.interval, 0, gain.level)}, n = {len(gain.values)}"
 
 
 def _card(board: Board, entry: Entry, recorded: Sequence[Training]) -> str:
@@ -235,22 +297,20 @@ def _trained(entry: Entry, role: str, recorded: Sequence[Training]) -> str:
 
 def verdict(standing: Standing) -> str:
     """Return where an entry stands beside the best of at most its bytes."""
-    if not standing.worth.tells:
-        return "this training cannot tell"
+    if not standing.worth.ranks:
+        return standing.worth.text()
     if standing.gain is None:
         return f"no seed in common with {standing.rival}"
-    gain = standing.gain
-    points = f"{shown(gain.values, gain.interval, 0)} points, n = {len(gain.values)}"
-    certain = "no test"
-    if gain.adjusted is not None:
-        certain = "confirmed" if standing.confirmed else f"p = {gain.adjusted:.2g}"
-    return f"{'ahead of' if standing.front else 'behind'} {standing.rival}: {points}, {certain}"
+    words = {SUPPORTED: "better than", CONTRADICTED: "worse than"}
+    word = words.get(standing.gain.verdict, "not distinguishable from")
+    return f"{word} {standing.rival}: {_points(standing.gain)} points"
 
 
 @styled
 def fronts(recorded: Sequence[Training]) -> Figure:
-    """Worth kept against bytes for each role and training, with the front. Bars are 95 %
-    intervals; names are of entries on the front; a triangle stands for an entry below the axis.
+    """Worth kept against bytes for each role and training. Bars are 95 % intervals; coloured and
+    named are decided leads; a triangle stands for an entry below the axis. Entries that collapsed
+    are left out.
     """
     roles = list(dict.fromkeys(training.setup.role for training in recorded))
     drawn, axes = plt.subplots(
@@ -261,12 +321,12 @@ def fronts(recorded: Sequence[Training]) -> Figure:
         for training, axis in zip(of_role, pair, strict=False):
             axis.axhline(100, color="black", lw=0.7)
             axis.axhline(0, color="0.5", lw=0.7, ls="--")
-            front = [standing for standing in training.standings if standing.front]
-            for standing in training.standings:
+            ranked = [standing for standing in training.standings if standing.worth.ranks]
+            for standing in ranked:
                 _drawn(axis, standing)
+            front = [standing for standing in ranked if standing.leads]
             shares = [100 * standing.share for standing in front]
             worths = [standing.worth.percent for standing in front]
-            axis.plot(shares, worths, drawstyle="steps-post", color=ON_FRONT, lw=0.8)
             for index, (standing, share, worth) in enumerate(
                 zip(front, shares, worths, strict=True)
             ):
@@ -290,7 +350,7 @@ def fronts(recorded: Sequence[Training]) -> Figure:
 
 def _drawn(axis: Axes, standing: Standing) -> None:
     """Draw an entry and its interval."""
-    worth, ink = standing.worth, ON_FRONT if standing.front else "0.6"
+    worth, ink = standing.worth, ON_FRONT if standing.leads else "0.6"
     is_low = worth.percent < LOWEST
     if worth.low is not None and worth.high is not None and not is_low:
         axis.plot([100 * standing.share] * 2, [worth.low, worth.high], color=ink, lw=0.8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,12 @@ class Speed:
     encode: float
     decode: float
     share: float  # bytes of float32's
+    copy: float | None = None  # seconds of a copy of 2^20 numbers; None: of an earlier version
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that a message of 10^8 numbers takes at both ends."""
+        return None if self.copy is None else self.both * self.copy * 1e8 / NUMBERS
 
     @property
     def both(self) -> float:
@@ -64,6 +71,7 @@ def _measured(names: Sequence[str], role: str, rounds: int) -> dict[str, Speed]:
             paired(seconds, f"encode {name}", "copy"),
             paired(seconds, f"decode {name}", "copy"),
             shares[name],
+            statistics.median(seconds["copy"]),
         )
         for name in names
     }

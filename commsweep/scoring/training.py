@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from commsweep.launching.grid import seeds
 from commsweep.registry import preset
 from commsweep.reporting.claim import Effect
 from commsweep.reporting.results import CHANCE, nats_of_nothing
-from commsweep.reporting.worth import Kept, share_kept
+from commsweep.reporting.worth import LOSS, Kept, share_kept
 from commsweep.store import DIVERGED, FINISHED, Row, Store
 
 TEXT_WIDTH, IMAGE_WIDTH = 64, 8  # of the short trainings
@@ -40,8 +41,9 @@ AVERAGED = {
 class Setup:
     """A training that a codec is put into.
 
-    control: the same one in which nothing travels; `floor` says what that is. unit: of a score,
-    and the loss is minus the score.
+    control: the same one in which nothing travels; `floor` says what that is. without: the test
+    loss that is reached without any message, of letter frequencies or of guessing (`known`); None
+    where it is not known. Scores are test losses, which have no grid as accuracies have.
     """
 
     role: str
@@ -49,8 +51,8 @@ class Setup:
     dense: Run
     control: Run
     floor: str
-    metric: str
-    unit: str
+    without: float | None
+    known: str
 
     def coded(self, codec: str, feedback: str = "none") -> Run:
         """Return the training with a codec. Raises UserError where they do not go together."""
@@ -94,7 +96,7 @@ def setups(role: str, scale: int = 1, width: int = 1) -> list[Setup]:
         dense, control, floor = _ends(role, kind, base, scale)
         name = f"nano GPT-2, {400 * scale} steps" if kind == "text" else "small ResNet on digits"
         name += f", width x{width}" if width > 1 else ""
-        trainings.append(Setup(role, name, dense, control, floor, *_measured(dense)))
+        trainings.append(Setup(role, name, dense, control, floor, *_without(dense)))
     return trainings
 
 
@@ -103,13 +105,17 @@ def at_boundaries(role: str, name: str, base: Run) -> Setup:
     where it has none.
     """
     control = override(base, changes(role, CONTROL))
-    return Setup(role, name, base, control, EVERYWHERE, *_measured(base))
+    return Setup(role, name, base, control, EVERYWHERE, *_without(base))
 
 
-def _measured(run: Run) -> tuple[str, str]:
-    """Return (the metric that scores a run, its unit)."""
-    text = hasattr(run.data, "block_size")
-    return ("test_on_loss", "nats") if text else ("test_on_acc", "points")
+def _without(run: Run) -> tuple[float | None, str]:
+    """The test loss of a training that receives no message, and what that knows."""
+    tokenizer = getattr(run.data, "tokenizer", None)
+    if tokenizer is None:
+        return -math.log(CHANCE), "guessing"
+    nats = nats_of_nothing(run.data.name, tokenizer, getattr(run.model, "weights", None))
+    known = "letter frequencies" if tokenizer == "bytes" else "guessing"
+    return (None if math.isnan(nats) else nats), known
 
 
 def _longer(changes: dict[str, Any], scale: int) -> dict[str, Any]:
@@ -137,12 +143,16 @@ def runs_of(setup: Setup, codecs: Sequence[str], feedback: str, count: int) -> l
 
 @dataclass(frozen=True)
 class Score:
-    """The result of a training: its loss (or minus the accuracy, from 0 to 1), and the bytes of
-    its messages: a learner's a step, or the share of the dense ones at boundaries.
+    """The result of a training: its test loss, and the bytes of its messages: a learner's a step,
+    or the share of the dense ones at boundaries. error, bias: means over boundaries, where they
+    were measured.
     """
 
     loss: float
     sent: float
+    diverged: bool = False
+    error: float | None = None
+    bias: float | None = None
 
 
 # The score of a training's run; None where it has not ended.
@@ -198,7 +208,8 @@ def worth_kept(setup: Setup, run: Run, count: int, scores: Scores) -> Worth | No
         return None
     controls, losses, denses = ([table[seed].loss for seed in shared] for table in tables)
     share = tables[1][shared[0]].sent / (tables[2][shared[0]].sent or 1.0)
-    return Worth(share_kept(controls, losses, denses), share)
+    diverged = sum(tables[1][seed].diverged for seed in shared)
+    return Worth(share_kept(controls, losses, denses, setup.without, diverged), share)
 
 
 def lead(
@@ -213,7 +224,10 @@ def lead(
     if not shared:
         return None
     controls, denses, losses, rivals = ([table[seed].loss for seed in shared] for table in tables)
-    worth = float(np.mean(np.subtract(controls, denses)))
+    floor = float(np.mean(controls))
+    if setup.without is not None:
+        floor = min(floor, setup.without)
+    worth = floor - float(np.mean(denses))
     if worth <= 0:
         return None
     values = [100 * float(gain) / worth for gain in np.subtract(rivals, losses)]
@@ -231,18 +245,13 @@ def _by_seed(setup: Setup, run: Run, count: int, scores: Scores) -> dict[int, Sc
 
 def score(setup: Setup, row: Row) -> Score:
     """Return the score of a row; a diverged run counts as one that has learned nothing."""
-    return Score(_loss(setup, row), _sent(setup, row))
+    return Score(_loss(setup, row), _sent(setup, row), row["status"] != FINISHED)
 
 
 def _loss(setup: Setup, row: Row) -> float:
-    if row["status"] != FINISHED:
-        if setup.unit != "nats":
-            return -CHANCE
-        data, model = setup.dense.data, setup.dense.model
-        weights = getattr(model, "weights", None)
-        return nats_of_nothing(data.name, getattr(data, "tokenizer", "bytes"), weights)
-    value = row["metrics"][setup.metric]
-    return value if setup.unit == "nats" else -value
+    if row["status"] == FINISHED:
+        return float(row["metrics"][LOSS])
+    return math.nan if setup.without is None else setup.without
 
 
 def _sent(setup: Setup, row: Row) -> float:
