@@ -271,6 +271,7 @@ def k4(frame: pd.DataFrame, curves: pd.DataFrame) -> Claim:
                 None,
                 [float(first[seed] - second[seed]) for seed in seeds],
                 sorted({*sgd.runs.id, *kfac.runs.id}),
+                grid=1.0,  # whole epochs
             )
         )
     return Claim(

@@ -30,13 +30,14 @@ def read(store: str | Path, sweep: str) -> Recorded:
 def register(store: str | Path, sweep: str, count: int) -> None:
     """Record how many looks there will be, before the first. Raises UserError after it."""
     recorded = read(store, sweep)
-    before = recorded.pop(SWEEP, None)
-    if recorded and (before is None or before.registered != count):
+    before = recorded.get(SWEEP, Looked([])).registered
+    if before != count and set(recorded) - {SWEEP}:
         raise UserError(
             f"--looks {count}: the verdicts of '{sweep}' have been looked at already; looks are "
             "registered before the first one"
         )
-    _write(store, sweep, {SWEEP: Looked([], count)}, papers(store, sweep, ()))
+    recorded[SWEEP] = Looked([], count)
+    _write(store, sweep, recorded, papers(store, sweep, ()))
 
 
 def _content(store: str | Path, sweep: str) -> dict[str, Any]:

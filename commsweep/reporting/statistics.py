@@ -30,6 +30,7 @@ LEVEL = 0.05  # of the verdicts of a report together
 POWER = 0.8
 MOST = 100  # seeds; more than these decide nothing worth knowing
 LATE = 20  # a look that was not registered counts its p-value so often, and each further one twice
+ROUNDING = 1e-12  # a smaller scatter beside the mean is none
 FAR = 5.0  # robust standard deviations from the median: a run unlike the others
 
 
@@ -145,6 +146,7 @@ def estimate(values: Sequence[float], grid: float = 0.0) -> Estimate:
     """The mean of two or more values. grid: the least step between two of them, or 0."""
     n = len(values)
     mean, sd = mean_sd(values)
+    sd = sd if sd > ROUNDING * abs(mean) else 0.0  # of one value, added up
     return Estimate(mean, max(sd, grid / math.sqrt(12)) / math.sqrt(n), n - 1)
 
 

@@ -111,7 +111,7 @@ class Card:
             rows.append([setup.name, outcome.codec, share, outcome.kept.text(), ""])
             rows.append([setup.name, "dense", "100 %", "100 %", ""])
         seeds = max((outcome.kept.n for outcome in self.outcomes), default=0)
-        title = f"Worth kept in training: 0 % is nothing sent, 100 % is dense (n = {seeds})"
+        title = f"Worth kept in training: 0 % is the floor, 100 % is dense (n = {seeds})"
         header = ["training", "codec", "bytes of dense", "worth kept [95 %]", "where nothing is"]
         return Table("training", title, header, rows)
 
@@ -200,6 +200,8 @@ def verdict(outcome: Outcome) -> str:
     where = f"{outcome.setup.name}: "
     if not outcome.kept.tells:
         return f"{where}this training cannot tell, nothing sent is as good as dense"
+    if not outcome.kept.ranks:
+        return f"{where}{outcome.kept.text()}: no better than without the message"
     if outcome.kept.n > 1 and outcome.kept.high is not None and outcome.kept.high < 0:
         return f"{where}worse than sending nothing, worth kept {outcome.kept.text()}"
     lead = outcome.lead
@@ -208,7 +210,7 @@ def verdict(outcome: Outcome) -> str:
     budget = "which sends at most its bytes"
     if outcome.rival_share is not None and outcome.rival_share > 1.01 * outcome.share:
         budget = "the shipped codec of the fewest bytes, which are more than its own"
-    points = f"{shown(lead.values, lead.interval, 0)} points, n = {len(lead.values)}"
+    points = f"{shown(lead.values, lead.interval, 0, lead.level)} points, n = {len(lead.values)}"
     words = {SUPPORTED: "better than", CONTRADICTED: "worse than"}
     if (word := words.get(lead.verdict)) is not None:
         return f"{where}{word} {outcome.rival}, {budget}: {points}"
@@ -231,7 +233,7 @@ def judge(cards: Sequence[Card]) -> None:
         outcome.lead
         for card in cards
         for outcome in card.outcomes
-        if outcome.lead is not None and outcome.kept.tells
+        if outcome.lead is not None and outcome.kept.ranks
     ]
     adjust([Claim("score", "a codec keeps more than its rival", leads)])
 
@@ -247,7 +249,8 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         "rival_share_of_dense_bytes": outcome.rival_share,
         "rival_worth_kept": _worth(outcome.rival_kept),
         "lead_points": lead.values if lead else None,
-        "lead_p": lead.adjusted if lead else None,
+        "lead_interval": lead.interval if lead else None,
+        "lead_level": lead.level if lead else None,
         "comparisons": lead.tests if lead else None,
         "verdict": verdict(outcome),
     }

@@ -12,7 +12,7 @@ from commsweep.registry import content, sweep
 from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED, adjust
 from commsweep.store import Store
-from tests.helpers import outcome
+from tests.helpers import outcome, scatter
 
 bias = content("analysis.bias")
 recipe = content("analysis.recipe")
@@ -30,7 +30,7 @@ def fill(place, name, lost, more=lambda run: {}):
     register(name, runs, store)
     for run in runs:
         noise, text = (run.seed - 2) / 2000, hasattr(run.data, "block_size")
-        loss = lost(run) + noise
+        loss = lost(run) + noise + scatter(run)
         scores = {
             f"test_{mode}_{what}": value
             for mode in ("on", "off")
@@ -167,7 +167,7 @@ def test_pairs_are_compared_only_where_the_measured_errors_are_so(tmp_path):
 def memory(run):
     """Slots remember twice the message, samples half of it."""
     side = run.fwd.feedback
-    share = {"slot": 2.0, "sample": 0.5}.get(getattr(side, "key", None), 0.0)
+    share = {"slot": 2.0, "sample": 0.5}.get(getattr(side, "key", None), 0.0) + scatter(run)
     return {"diagnosis": [one | {"remembered": share} for one in seen(run)["diagnosis"]]}
 
 

@@ -9,6 +9,7 @@ from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
 from commsweep.reporting import report_parts, results
+from tests.helpers import scatter
 
 kfac = content("analysis.kfac")
 FACTORS = content("sweeps.kfac").FACTORS
@@ -20,7 +21,8 @@ def fill(store, quality, pace, outcome=lambda run: "finished"):
     runs = sweep("demo-kfac")
     register("demo-kfac", runs, store)
     for run in runs:
-        final, status = quality(run) + 0.0001 * run.seed, outcome(run)
+        final = quality(run) + 0.0001 * run.seed + scatter(run)
+        status = outcome(run)
         folder = store.folder(run_id(run))
         folder.begin(run, {})
         for epoch in range(1, run.epochs + 1):

@@ -15,7 +15,7 @@ from commsweep.registry import content, preset
 from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED
 from commsweep.store import Store
-from tests.helpers import outcome
+from tests.helpers import outcome, scatter
 
 ladders = content("analysis.ladders")
 sweeps = content("sweeps.ladders")
@@ -26,7 +26,7 @@ def filled(tmp_path, name, score):
     """Rows made up by score(run), a loss: tests of arithmetic, never shown as results."""
     store, runs = Store(tmp_path), sweeps.SWEEPS[name]()
     for run in runs:
-        loss = score(run)
+        loss = score(run) + scatter(run)
         folder = store.folder(run_id(run))
         folder.begin(run, {})
         metrics = {"test_on_loss": loss, "test_off_loss": loss, "test_on_ppl": math.exp(loss)}

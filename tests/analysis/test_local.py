@@ -12,7 +12,7 @@ from commsweep.registry import content, sweep
 from commsweep.reporting import results
 from commsweep.reporting.claim import CONTRADICTED, PARTLY, SUPPORTED, adjust
 from commsweep.store import Store
-from tests.helpers import outcome
+from tests.helpers import outcome, scatter
 
 adacomp = content("analysis.adacomp")
 local = content("analysis.local")
@@ -23,7 +23,7 @@ def fill(folder, loss):
     store, runs = Store(folder), sweep("local_methods")
     register("local_methods", runs, store)
     for run in runs:
-        value = loss(run) + (run.seed - 1) / 4000
+        value = loss(run) + (run.seed - 1) / 4000 + scatter(run)
         scores = {
             f"test_{mode}_{what}": one
             for mode in ("on", "off")

@@ -12,6 +12,7 @@ from commsweep.registry import content, preset, sweep
 from commsweep.reporting import report_parts, results
 from commsweep.reporting.claim import CONTRADICTED, PARTLY, SUPPORTED
 from commsweep.sparsity import predicted_cost
+from tests.helpers import scatter
 
 mst = content("analysis.mst")
 
@@ -30,7 +31,7 @@ def fill(store, loss, saves=lambda run: 1.0):
     register("demo-sparse", runs, store)
     for run in runs:
         totals, steps = predicted_cost.of_run(run), len(predicted_cost.rows(run))
-        final = loss(run) + 0.0001 * run.seed
+        final = loss(run) + 0.0001 * run.seed + scatter(run)
         folder = store.folder(run_id(run))
         folder.begin(run, {})
         history = {

@@ -10,7 +10,8 @@ import pytest
 from commsweep.cli.main import main
 from commsweep.errors import UserError
 from commsweep.reporting import interim_looks
-from commsweep.reporting.claim import Claim, Effect, adjust
+from commsweep.reporting.claim import Claim, Effect, Looked, adjust
+from commsweep.reporting.statistics import LEVEL
 from commsweep.store import Store
 from tests.test_layout import ROOT
 
@@ -26,8 +27,21 @@ def test_a_look_is_recorded_once_for_as_many_seeds(tmp_path):
     Store(tmp_path)
     for n in (3, 3, 5, 5, 8):
         interim_looks.note(tmp_path, "mine", judged(n, interim_looks.read(tmp_path, "mine")))
-    assert interim_looks.read(tmp_path, "mine") == {("A", "x"): [3, 5, 8]}
+    assert interim_looks.read(tmp_path, "mine") == {("A", "x"): Looked([3, 5, 8], 1)}
     assert interim_looks.read(tmp_path, "other") == {}
+
+
+def test_looks_are_registered_before_the_first(tmp_path):
+    Store(tmp_path)
+    interim_looks.register(tmp_path, "mine", 3)
+    first = judged(3, interim_looks.read(tmp_path, "mine"))
+    assert first[0].effects[0].level == LEVEL / 3
+    interim_looks.note(tmp_path, "mine", first)
+    again = judged(5, interim_looks.read(tmp_path, "mine"))[0].effects[0]
+    assert (again.looks, again.registered, again.level) == ([3, 5], 3, LEVEL / 3)
+    interim_looks.register(tmp_path, "mine", 3)  # as it was
+    with pytest.raises(UserError, match="--looks 5: the verdicts of 'mine' have been looked at"):
+        interim_looks.register(tmp_path, "mine", 5)
 
 
 def test_looks_of_other_claims_stay(tmp_path):
@@ -47,6 +61,7 @@ def test_a_report_and_a_store_bring_their_looks(tmp_path, capsys):
     for claim in told["claims"]:
         for effect in claim["effects"]:
             effect["looks"] = [3, 5, 8] if effect["looks"] else []
+            effect["registered"] = 3
     (tmp_path / "claims.json").write_text(json.dumps(told))
     store = tmp_path / "store"
     assert main(["sweep", "adopt", "demo", str(tmp_path / "rows.csv"), "--store", str(store)]) == 0
@@ -56,8 +71,8 @@ def test_a_report_and_a_store_bring_their_looks(tmp_path, capsys):
     assert all(effect["looks"] == [3, 5, 8] for effect in found)
     once = {e["what"]: e["p"] for c in told["claims"] for e in c["effects"]}
     smallest = min(found, key=lambda effect: effect["p"])
-    assert smallest["p"] == once[smallest["what"]]
-    assert smallest["adjusted"] == pytest.approx(len(found) * 12 * smallest["p"])
+    assert smallest["p"] == pytest.approx(once[smallest["what"]], rel=1e-9)
+    assert smallest["level"] == pytest.approx(LEVEL / len(found) / 3)
 
 
 def test_a_claim_of_mine_that_compares_nothing_is_one_line(tmp_path, capsys):
@@ -90,7 +105,8 @@ def test_looks_of_another_sweeps_report_are_not_taken(tmp_path):
     interim_looks.take(tmp_path, "mine", file)
     assert interim_looks.read(tmp_path, "mine") == {}
     interim_looks.take(tmp_path, "other", file)
-    assert interim_looks.read(tmp_path, "other") == {("A", "x"): [3, 5]}
+    # of a report before looks were registered: all of its looks were counted from the first on
+    assert interim_looks.read(tmp_path, "other") == {("A", "x"): Looked([3, 5], 2)}
     interim_looks.take(tmp_path, "other", tmp_path / "none.json")
 
 

@@ -64,26 +64,25 @@ def test_a_mistake_in_the_entries_is_one_line(tmp_path, lines, message):
         boards.read(tmp_path)
 
 
-def test_a_front_is_what_keeps_more_than_all_of_its_bytes_and_nothing_sent(tmp_path):
+def test_a_rival_is_the_best_of_at_most_its_bytes_or_nothing_sent(tmp_path):
     lines = "".join(f"{codec},none,gradients\n" for codec in PLANTED)
     board = planted(tmp_path, lines)
     places = boards.standings(board, "gradients", training.setups("gradients")[0], 3)
     assert [place.entry.codec for place in places] == list(PLANTED)
-    assert [place.front for place in places] == [False, True, False, True]
     assert [place.rival for place in places] == [boards.NOTHING, boards.NOTHING, "eden:1", "eden:1"]
     assert places[1].gain.values == pytest.approx([60.0] * 3, abs=3)
 
 
-def test_a_place_is_confirmed_by_enough_seeds_and_few_entries(tmp_path):
+def test_a_lead_is_decided_by_enough_seeds_and_few_entries(tmp_path):
     entries = "eden:1,none,gradients\ncast:to=bfloat16,none,gradients\n"
-    for count, noise, confirmed in ((3, 0.3, False), (2, 0.01, False), (8, 0.01, True)):
+    for count, noise, decided in ((3, 0.3, False), (2, 0.01, False), (8, 0.01, True)):
         board = planted(tmp_path, entries, count=count, noise=noise)
         (trained, *_) = board_page.write(board, count)
-        assert [place.confirmed for place in trained.standings] == [confirmed] * 2
+        assert [place.leads for place in trained.standings] == [decided] * 2
         text = (tmp_path / "README.md").read_text()
-        assert ("Confirmed (p < 0.01" in text) == confirmed
-    assert "]** confirmed" in text
-    assert "ahead of nothing sent" in (tmp_path / "cards" / "eden-1.md").read_text()
+        assert ("Bold: it is decided" in text) == ("]**" in text) == decided
+        assert ("No lead is decided" in text) != decided
+    assert "better than nothing sent" in (tmp_path / "cards" / "eden-1.md").read_text()
 
 
 def test_rows_are_kept_and_follow_from_the_code(tmp_path, monkeypatch):
@@ -125,7 +124,7 @@ def test_rows_are_kept_and_follow_from_the_code(tmp_path, monkeypatch):
 
 
 def test_a_line_says_what_the_row_says():
-    setup = training.Setup("gradients", "tiny", tiny(), tiny(), "zeros", "test_on_loss", "nats")
+    setup = training.Setup("gradients", "tiny", tiny(), tiny(), "zeros", 2.3, "guessing")
     row = {
         "id": "0123",
         "status": "finished",
@@ -164,7 +163,8 @@ def test_long_trainings_are_longer_and_wider_and_their_ranks_are_compared(tmp_pa
             (run,) = seeds([setup.coded(codec)], 1, training.SEED)
             sign = 1 if setup is short else -1
             board.scores[run_id(run)] = boards.Score(1.5 + 0.1 * sign * number, 0.1)
-    assert "correlation of -1.00 (Spearman, n = 3" in board_page.agreement(board, 1)
+    text = board_page.agreement(board, 1)
+    assert "with 1 seed: gradients -1.00 (n = 3), changed places: topk:0.01" in text
 
 
 def test_the_page_of_choices_names_the_best_within_a_budget_or_says_unknown(tmp_path):

@@ -32,7 +32,7 @@ def test_the_control_sends_nothing():
     for setup in training.setups("learners"):
         alone, together = setup.control, setup.dense
         assert alone.grad.learners == 1 and alone.data.batch_size * 4 == together.data.batch_size
-        if setup.unit == "nats":
+        if setup.known == "letter frequencies":
             assert alone.data.train_blocks * 4 == together.data.train_blocks
         else:
             assert alone.data.train_size * 4 == together.data.train_size
@@ -43,7 +43,7 @@ def test_a_long_score_has_four_times_the_steps():
     for role in ("gradients", "pseudo-gradients"):
         short, long = training.setups(role), training.setups(role, 4)
         for one, other in zip(short, long, strict=True):
-            if one.unit == "nats":
+            if one.known == "letter frequencies":
                 assert other.dense.data.train_blocks == 4 * one.dense.data.train_blocks
                 ratio = other.control.data.train_blocks / one.control.data.train_blocks
                 assert ratio == 4
@@ -104,6 +104,21 @@ def test_a_training_in_which_nothing_is_worth_anything_cannot_tell(tmp_path):
     assert "cannot tell" in verdict(found)
 
 
+def test_a_control_worse_than_letters_is_no_floor_and_what_learns_only_them_collapsed(tmp_path):
+    """The control of activations with a dense way back ends above the entropy of letters, 3.03."""
+    store, setup = Store(tmp_path), training.setups("activations")[0]
+    recorded(store, setup.dense, scores=[2.0, 2.01, 1.99], sent=100)
+    recorded(store, setup.control, scores=[3.8, 4.0, 3.9], sent=0)
+    recorded(store, setup.coded("uniform:4"), scores=[2.5, 2.51, 2.52], sent=12)
+    recorded(store, setup.coded("sign"), scores=[3.0, 3.01, 3.0], sent=3)
+    found = training.outcome(setup, "uniform:4", "sign", "none", 3, training.recorded(store))
+    assert setup.without == 3.03
+    assert found.kept.percent == pytest.approx(100 * 0.52 / 1.03) and found.kept.ranks
+    assert found.rival_kept.text() == "collapsed" and not found.rival_kept.ranks
+    other = training.outcome(setup, "sign", "uniform:4", "none", 3, training.recorded(store))
+    assert "collapsed: no better than without the message" in verdict(other)
+
+
 def test_a_diverged_run_has_learned_nothing(tmp_path):
     store, setup = Store(tmp_path), training.setups("gradients")[0]
     recorded(store, setup.dense, scores=[1.0], sent=100)
@@ -111,3 +126,4 @@ def test_a_diverged_run_has_learned_nothing(tmp_path):
     recorded(store, setup.coded("topk:0.1"), scores=[None], sent=12)
     found = training.outcome(setup, "topk:0.1", "eden:2", "none", 1, training.recorded(store))
     assert found.kept.percent < 0 and math.isfinite(found.kept.percent)
+    assert found.kept.text() == "diverged (1 of 1)"
