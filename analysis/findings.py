@@ -9,12 +9,16 @@ from commsweep.reporting.findings import Finding
 FINDINGS = [
     Finding(
         "1",
-        "What is the gradient of an activation worth, and what do codes keep of it?",
+        "What is a message between pipeline stages worth, and what do codecs keep of it?",
         (
+            ("floor_optimizers", "Z11"),
+            ("floor_optimizers", "Z12"),
+            ("floor_optimizers", "Z13"),
+            ("floor_warm", "Z16"),
+            ("floor_warm", "Z17"),
             ("floor_text", "Z1"),
             ("floor_text", "Z2"),
             ("floor_text", "Z3"),
-            ("floor_text", "Z6"),
             ("floor_text", "Z7"),
             ("floor_gru", "Z2"),
             ("floor_gru", "Z7"),
@@ -27,23 +31,27 @@ FINDINGS = [
             ("text_length", "S1"),
             ("text_length", "S2"),
         ),
-        "commsweep sweep launch floor_text && commsweep report floor_text --papers floor",
-        "anything of larger models; 400 steps and three seeds; all settings have the learning rate "
-        "of the dense one (answer 5 tunes some). Why a steady mean does harm is not found. It is "
-        "not AdamW alone: with SGD at rates of their own TopK 10 % ends above nothing sent, too, "
-        "but 400 steps of SGD are so few that dense itself does not gain on nothing.",
-        "floor_text/worth_kept.png",
-        "worth kept by code: dense at 100 percent, nothing sent at 0, TopK far below",
-        answer="It depends on the model. After 400 steps of a nano GPT-2, two EDEN bits keep "
-        "{floor_text/worth/gradients: EDEN 2 bit (otherwise)} of what the message is worth, two "
-        "unbiased min-max bits "
-        "{floor_text/worth/gradients: min-max 2 bit, group scale, stochastic (otherwise)}. "
-        "TopK 10 % is worse than sending nothing, by {floor_text/Z1/0} nats with a tied head and "
-        "{floor_text/Z1/1} with an untied one. TopK 10 % keeps "
-        "{floor_gru/worth/gradients: TopK 10 % (model gru)} between plain GRU layers, "
-        "{floor_gru/worth/gradients: TopK 10 % (model gru-residual)} between residual ones, and "
-        "{floor_digits/worth/gradients: TopK 10 %} in a small ResNet on digits.",
-        overturn="a GPT-2 of any size in which TopK 10 % of these gradients beats sending nothing.",
+        "commsweep sweep launch floor_optimizers && commsweep report floor_optimizers --papers "
+        "floor",
+        "anything of larger models or of more than 400 steps. A training that ends no better than "
+        "the frequencies of letters has collapsed, and by how much it is worse than nothing says "
+        "nothing. 400 steps of SGD are so few that dense itself does not gain on nothing: cannot "
+        "tell.",
+        "floor_optimizers/worth_kept.png",
+        "worth kept by codec with AdamW and with Muon: dense at 100 percent, nothing sent at 0",
+        answer="It depends on the optimizer, the direction and the model. A nano GPT-2 from "
+        "scratch, 400 steps with AdamW at dense's best rate, n = 5: as gradients two EDEN bits "
+        "keep {floor_optimizers/worth/gradients: EDEN 2 bit (optim adamw)}, two unbiased min-max "
+        "bits {floor_optimizers/worth/gradients: min-max 2 bit, group scale, stochastic (optim "
+        "adamw)}; TopK 10 % collapses. As activations two EDEN bits keep "
+        "{floor_optimizers/worth/activations: EDEN 2 bit (optim adamw)}, and TopK 10 % "
+        "collapses. With Muon TopK 10 % keeps "
+        "{floor_optimizers/worth/activations: TopK 10 % (optim muon)} of activations and "
+        "{floor_optimizers/worth/gradients: TopK 10 % (optim muon)} of gradients. After 200 dense "
+        "steps TopK 10 % of gradients still loses {floor_warm/Z16/0/nats} to sending nothing with "
+        "AdamW; with Muon it gains {floor_warm/Z17/0}.",
+        overturn="a GPT-2 of any size, trained from scratch with AdamW, in which TopK 10 % of "
+        "these gradients beats sending nothing.",
     ),
     Finding(
         "2",
@@ -54,13 +62,9 @@ FINDINGS = [
         "gradients, collapsed in one seed of three.",
         "text_recipe/fronts.png",
         "nats lost against bytes after 100 steps, by direction",
-        answer="No. One setting sends TopK 20 % in 4 bits forward, and back the gradient at the "
-        "same positions in 2 unbiased bits. It loses {text_recipe/F3b/0} nats after 100 steps, "
-        "and {text_length/S3/0} after 1,600. We recommended it; that is withdrawn. After 1,600 "
-        "steps, three new seeds, it keeps "
-        "{floor_length/worth/TopK 20 %, 4 bit values, shared mask, 2 bit stochastic values} of "
-        "what the message back is worth. With values in float32 behind the mask it keeps "
-        "{floor_length/worth/TopK 20 %, 4 bit values, shared mask}.",
+        answer="One that we recommended did not: TopK 20 % in 4 bits forward, and back the "
+        "gradient at the same positions in 2 unbiased bits. On a nano GPT-2 it loses "
+        "{text_recipe/F3b/0/nats} after 100 steps, and {text_length/S3/0} after 1,600.",
         overturn="a longer training in which the loss falls again.",
     ),
     Finding(
@@ -77,10 +81,11 @@ FINDINGS = [
         "networks without BatchNorm: a GPT-2 loses less there from the start.",
         "demo/recalibrated.png",
         "accuracy with compression on, off, and off after recalibration, digits",
-        answer="Mostly BatchNorm's statistics do. On CIFAR-10 images and TopK 10 %, dense "
-        "inference is {cifar_small_jpeg/C3/0} points worse than compressed inference. With "
-        "statistics of 50 dense batches {image_recalibrated/S5/0} points remain. On digits nothing "
-        "remains.",
+        answer="Mostly BatchNorm's statistics do. On 10,000 JPEG copies of CIFAR-10 images, 8 "
+        "epochs of a ResNet of width 16, TopK 10 % both ways: dense inference is "
+        "{cifar_small_jpeg/C3/0/points} worse than compressed inference. With statistics of 50 "
+        "dense batches {image_recalibrated/S5/0/points} remain. On digits with TopK 10 % dense "
+        "inference is then no worse ({demo/S5/1/points} better).",
         overturn="a network with BatchNorm that gains nothing from recalibration.",
     ),
     Finding(
@@ -91,24 +96,25 @@ FINDINGS = [
         "anything beyond 200 steps of a nano GPT-2; rates were tuned on a grid and one seed.",
         "local_methods/bytes_up.png",
         "test perplexity against bytes a learner sends up a step, by method",
-        answer="Four learners with AdamW inside, uncompressed, lose {local_methods/L8/0} nats to "
-        "plain AdamW. With Muon inside and two bits they lose {local_methods/L8/1} to plain Muon, "
-        "which ends far lower, and {local_methods/L8/2} without the two bits.",
+        answer="A nano GPT-2, 200 steps, four learners: with AdamW inside, uncompressed, it "
+        "costs {local_methods/L8/0/nats} beside plain AdamW. With Muon inside it costs "
+        "{local_methods/L8/2} beside plain Muon, which ends far lower, and in two bits "
+        "{local_methods/L8/1}.",
         overturn="a longer training in which MuLoCo comes within 0.1 nats of plain Muon.",
     ),
     Finding(
         "5",
         "Does a learning rate of its own save a biased gradient?",
-        (("text_rates", "S6"), ("floor_rates", "Z9"), ("floor_rates", "Z3")),
+        (("text_rates", "S6"), ("floor_rates", "S6"), ("floor_rates", "Z9")),
         "commsweep sweep launch floor_rates && commsweep report floor_rates --papers floor,ladders",
         "how it is after more than 400 steps; three seeds judge. Each best rate lies inside the "
         "rates that floor_rates tries.",
         "floor_rates/rates.png",
         "test loss against learning rate: dense, nothing sent, TopK with error feedback",
-        answer="No. Each at the rate that a held-out seed chose, TopK 10 % of the gradients with "
-        "error feedback loses {floor_rates/S6/0} nats to dense, and {floor_rates/Z9/0} to sending "
-        "nothing. Without feedback TopK loses {text_rates/S6/1}, two unbiased bits "
-        "{text_rates/S6/2}.",
+        answer="It does not save TopK 10 % on a nano GPT-2 of 400 steps with AdamW. Each at the "
+        "rate that a held-out seed chose, TopK with error feedback loses {floor_rates/S6/0/nats} "
+        "to dense, and {floor_rates/Z9/0} to sending nothing; without feedback it loses "
+        "{text_rates/S6/1}. Two unbiased bits lose {text_rates/S6/2}.",
         overturn="a rate at which TopK comes within 0.1 nats of dense at its best rate.",
     ),
     Finding(
@@ -119,9 +125,9 @@ FINDINGS = [
         "how trainings of more than 24 epochs end.",
         "image_length/lasting.png",
         "what each setting loses against the number of epochs",
-        answer="Three seeds do not decide it. From 8 to 24 epochs the loss of TopK 10 % grew by "
-        "{image_length/S4/0} point with each doubling, about as what dense learned did; those of "
-        "EF21 and of the recipe fell.",
+        answer="Not of TopK 10 % on 10,000 JPEG copies of CIFAR-10 images: from 8 to 24 epochs its "
+        "loss grew by {image_length/S4/0/points} with each doubling. Of EF21 and of TopK 20 % "
+        "behind a shared mask three seeds decide nothing.",
         overturn="a longer training in which TopK comes within 2 points of dense.",
     ),
     Finding(
@@ -133,6 +139,10 @@ FINDINGS = [
         "models; groups of 32 and 128 scatter much over seeds under nearest rounding.",
         "text_bias/error_and_harm.png",
         "nats lost over the relative error of the gradient's message, by bias",
+        answer="On a nano GPT-2 gradients need codes without bias: two bits in groups of 128 "
+        "save {text_bias/F1c/0/nats} when rounded stochastically instead of to "
+        "nearest. Activations do not: there it costs {text_bias/F1d/1}. Error feedback "
+        "does not cure TopK 10 % of gradients ({text_bias/F1g/1/nats} saved).",
         overturn="a seed-paired repetition in which nearest rounding at one range a batch costs "
         "no more than stochastic rounding.",
     ),
@@ -146,6 +156,10 @@ FINDINGS = [
         "are tested together. The images are a JPEG copy of CIFAR-10.",
         "cifar_bias_jpeg/error_and_harm.png",
         "points lost over the relative error of the gradient's message",
+        answer="Where one range serves the batch, yes: two unbiased bits gain "
+        "{cifar_bias_jpeg/F1a/0/points} with SGD and {cifar_bias_jpeg/F1a/1} with "
+        "AdamW. With a range for 128 entries it is undecided. Beside TopK 5 % they gain"
+        " {cifar_bias_jpeg/F1e/0} and {cifar_bias_jpeg/F1e/1}.",
         overturn="the same settings with other seeds in which codes without bias win under fine "
         "scales, too.",
     ),
@@ -155,6 +169,10 @@ FINDINGS = [
         (("demo-text", "C8"), ("text_bias", "F1i")),
         "commsweep sweep launch demo-text && commsweep report demo-text",
         "whether an unbiased mask of the gradient's own would do.",
+        answer="A nano GPT-2 from scratch needs it: with TopK 20 % separate masks lose {demo-"
+        "text/C8/0/nats} more than the shared one after 100 steps. A dense gradient "
+        "behind sparse activations is no better than a mask of its own "
+        "({text_bias/F1i/1/nats}).",
         overturn="a mask of the gradient's own, without bias, that comes within 0.1 nats of the "
         "shared one.",
     ),
@@ -167,6 +185,9 @@ FINDINGS = [
         "how it is after more than 40 steps: weights that were trained without compression meet "
         "it for the first time. Trained from scratch, a nano GPT-2 needs the shared mask (C8 "
         "above).",
+        answer="More than from scratch: 40 steps with TopK 20 % lose {wikitext_small/C7/0/nats} "
+        "to dense, and with 30 % {wikitext_small/C7/1}. Separate masks lose no "
+        "more than the shared one.",
         overturn="a fine-tuning of more steps in which separate masks lose no more than the "
         "shared one.",
     ),
@@ -185,6 +206,10 @@ FINDINGS = [
         "(results/cifar_recipe_jpeg/tables.md).",
         "text_recipe/fronts.png",
         "nats lost against bytes, forward alone, backward alone and both ways",
+        answer="After 100 steps of a nano GPT-2, 4 bits forward and 2 unbiased bits back lose "
+        "{text_recipe/F3a/0/nats}. On 10,000 JPEG copies of CIFAR-10 images, 8 epochs,"
+        " they lose {cifar_recipe_jpeg/F3a/0/points}, and TopK 20 % in 4 bits with its"
+        " mask in 2 bits back {cifar_recipe_jpeg/F3b/0}.",
         overturn="a longer training, which has overturned the pair recommended for text already "
         "(answer 2).",
     ),
@@ -197,6 +222,10 @@ FINDINGS = [
         "cifar_recipe_jpeg --papers recipe",
         "how it is after a hundred epochs: the paper's ResNet-18 sees each image more than ten "
         "times as often.",
+        answer="None of them on 10,000 JPEG copies of CIFAR-10 images, 8 epochs, TopK 10 %: "
+        "dense inference loses {cifar_recipe_jpeg/F4a/1/points} under EF21 by sample, "
+        "and {cifar_recipe_jpeg/F4a/3} under EF by sample. By slot a message is more "
+        "residue than activation.",
         overturn="a memory keyed by slot that does no harm on a set with more than a few "
         "hundred batches.",
     ),
@@ -207,6 +236,8 @@ FINDINGS = [
         "commsweep sweep launch unequal_ratios && commsweep report unequal_ratios --papers unequal",
         "that there is no gain where links are more, or differ by latency; steps of the same "
         "seconds were predicted and then measured (docs/guide/pipelines.md).",
+        answer="Undecided on a nano GPT-2 at the same predicted step time: four mixtures save "
+        "at most {unequal_ratios/U1/1/nats} over one ratio everywhere.",
         overturn="links that differ more than these, on which one ratio everywhere is as good.",
     ),
     Finding(
@@ -217,6 +248,9 @@ FINDINGS = [
         "anything of networks that are not small; four learners, three to eight seeds.",
         "demo-gradients/scaling.png",
         "bytes a learner sends a step by number of learners, dense and AdaComp",
+        answer="Rates as claimed on digits: AdaComp sends {demo-gradients/A1/0} times fewer "
+        "values of convolutions and loses {demo-gradients/A1/1/points} on a small "
+        "ResNet. On a nano GPT-2 it loses {demo-gradients/A2/3/nats}.",
         overturn="the paper's networks at its learning rates, with a loss where it reports none.",
     ),
     Finding(
@@ -228,9 +262,10 @@ FINDINGS = [
         "constants, and two cores measured the steps.",
         "demo-kfac/factor_bytes.png",
         "test error against the bytes of K-FAC's factors, a perceptron and a small ResNet",
-        answer="Factors in 8 bits lose less than a point on a perceptron and a small ResNet. In 4 "
-        "bits all runs of the perceptron fail, because the factors can no longer be inverted. None "
-        "of the steps that were measured here gains the ten percent that are claimed.",
+        answer="On digits factors in 8 bits lose {demo-kfac/K5/0/points} of accuracy on a "
+        "perceptron, and {demo-kfac/K5/4} on a small ResNet. In 4 bits the perceptron loses "
+        "{demo-kfac/K5/1}: its factors can no longer be inverted. None of the steps that were "
+        "measured here gains the ten percent that are claimed.",
         overturn="eight bits that lose a point on a larger network; measured steps of a cluster "
         "that gain as published.",
     ),
@@ -245,7 +280,7 @@ FINDINGS = [
         "how it is at the paper's size; 240 steps (demo-sparse) and 2,000 (sparse-long).",
         "sparse-long/front.png",
         "loss against FLOPs",
-        answer="Not at this size. At a quarter of the dense FLOPs MST ends {demo-sparse/M1/0} nats "
+        answer="Not at this size. At a quarter of the dense FLOPs MST ends {demo-sparse/M1/0/nats} "
         "above dense after 240 steps, and {sparse-long/M1/0} after 2,000.",
         overturn="a larger model in which MST comes within 0.02 nats of dense.",
     ),
@@ -259,6 +294,9 @@ FINDINGS = [
         "meet rarely lose more of that.",
         "local_methods/bytes_up.png",
         "test perplexity against bytes a learner sends up a step, by method",
+        answer="On a nano GPT-2 of 200 steps an exchange of few values every step (SparseLoCo)"
+        " ends {local_methods/L2/0/nats} below a full one every 100 steps (DiLoCo). "
+        "DeMo without its transform loses {local_methods/L7/0/nats}.",
         overturn="a training of more than 200 steps in which the methods change their order.",
     ),
     Finding(
@@ -270,6 +308,9 @@ FINDINGS = [
         "where losses are small: AdaComp alone loses 0.6 nats on text, near what a gradient "
         "that says nothing loses. On images what both lose lies near the sum "
         "(results/cifar_recipe_jpeg/tables.md), but three seeds scatter by points.",
+        answer="Not always: on a nano GPT-2 TopK 10 % at the boundaries and AdaComp between "
+        "learners lose {text_recipe/F5/2/nats} less together than the sum of each. All"
+        " other pairs are undecided.",
         overturn="one pair of compressors whose losses together exceed their sum by more than "
         "the margin.",
     ),
@@ -297,9 +338,9 @@ FINDINGS = [
         "eight epochs. Error feedback is keyed by slot there, as in the paper.",
         "cifar_small_jpeg/quality.png",
         "test accuracy against K, with each feedback, both kinds of inference",
-        answer="On 10,000 CIFAR-10 images TopK 10 % both ways loses {cifar_small_jpeg/C2/0} points "
-        "after eight epochs. Under compressed inference EF loses {cifar_small_jpeg/C5/0} points "
-        "more, and EF21 {cifar_small_jpeg/C5/2}.",
+        answer="A ResNet of width 16, 8 epochs: TopK 10 % both ways loses "
+        "{cifar_small_jpeg/C2/0/points}. Under compressed inference EF loses "
+        "{cifar_small_jpeg/C5/0/points} more than plain TopK, and EF21 {cifar_small_jpeg/C5/2}.",
         overturn="a repetition on the original images, or for 100 epochs, with other verdicts.",
     ),
     Finding(
@@ -315,6 +356,11 @@ FINDINGS = [
         "results/demo.",
         "digits_core/on_off.png",
         "test accuracy with compression on and off at inference",
+        answer="A small ResNet on digits: TopK 10 % loses {digits_core/C2/0/points} and needs"
+        " compression at inference ({digits_core/C3/0/points}). In 2 bits gradients "
+        "lose {digits_core/C1, 2 bit/0/points} more than activations, but with a scale"
+        " for 128 entries no more. EF ends {digits_core/C5/0/points} below plain TopK "
+        "under compressed inference, EF21 {digits_core/C5/2}.",
         overturn="a larger network or set on which the verdicts turn; the next scale up has "
         "done so for some.",
     ),

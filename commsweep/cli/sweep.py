@@ -163,6 +163,15 @@ def _add_launch(kinds: argparse._SubParsersAction, shared: argparse.ArgumentPars
         default="disabled",
         help="show finished runs in Weights & Biases, the report at the end",
     )
+    start.add_argument(
+        "--looks",
+        type=count,
+        metavar="N",
+        help=(
+            "register, before the first report, that the verdicts will be looked at N times while "
+            "seeds are added: each look then has an N-th of the level (default: one look)"
+        ),
+    )
     start.set_defaults(command=_launch)
     _add_choice(start)
 
@@ -540,6 +549,10 @@ def _launch(args: argparse.Namespace) -> int:
         sources.check(kind, options.data_root)
     _check_inputs(runs, store, options)
     register(name, grid, store)
+    if args.looks is not None:
+        from commsweep.reporting import interim_looks
+
+        interim_looks.register(store.root, name, args.looks)
     store.tidy()
     for line in store.mend([run_id(run) for run in runs]):
         print(f"commsweep: {line}", file=sys.stderr)

@@ -15,7 +15,7 @@ from typing import Any
 
 from commsweep.errors import UserError
 from commsweep.reporting.claim import EXPLORED, shown
-from commsweep.reporting.statistics import Region
+from commsweep.reporting.statistics import LEVEL, Region
 from commsweep.store import read_json
 
 Told = dict[str, Any]  # a claim, as claims.json has it
@@ -56,9 +56,9 @@ def page(findings: list[Finding], results: Path, link: str = "results") -> str:
         "",
         "Written by `commsweep findings` from the recorded verdicts; each leads to its runs "
         "(rows.csv beside it). An effect is a difference of test accuracies in points, or of "
-        "test losses in nats, paired by seed; its interval is 95 %. Verdicts hold at 5 % for all "
-        "effects of a report together, over every look that was taken. What did not decide is "
-        "listed too. A finding speaks for its model and data only.",
+        "test losses in nats, paired by seed. Verdicts hold at 5 % for all effects of a report "
+        "together, and the interval beside a verdict gave it. What did not decide is listed too. "
+        "A finding speaks for its model and data only.",
         "",
         "| question | answer |",
         "|---|---|",
@@ -93,11 +93,12 @@ def _section(folder: str, claim: Told, link: str) -> list[str]:
         f"{claim['statement']} **{_capital(claim['answer'])}** ({claim['claim']}, "
         f"{claim.get('origin', EXPLORED)}, [{folder}]({link}/{folder}/claims.md)).{scale}",
         "",
-        "| effect | claimed | mean [95 %] | n | verdict |",
+        "| effect | claimed | mean [95 %, or as it says] | n | verdict |",
         "|---|---|---|---|---|",
     ]
     for effect in claim["effects"]:
-        number = shown(effect["values"], effect["interval"], effect["digits"])
+        level = effect.get("level", LEVEL)
+        number = shown(effect["values"], effect["interval"], effect["digits"], level)
         lines.append(
             f"| {effect['what']} | {_region(effect)} | {number} "
             f"| {len(effect['values'])} | {effect['verdict']} |"
@@ -137,10 +138,27 @@ def _answer(finding: Finding, claims_by_folder: dict[str, dict[str, Told]], resu
         if name == "worth":
             out += _worth(results, folder, field) + text_after
             continue
-        effect = claims_by_folder[folder][name]["effects"][int(field)]
-        mean = abs(math.fsum(effect["values"]) / len(effect["values"]))
-        out += (f"{mean:.0f}" if effect["digits"] == 1 else f"{mean:.2f}") + text_after
+        number, _, unit = field.partition("/")
+        effect = claims_by_folder[folder][name]["effects"][int(number)]
+        out += _number(effect, unit) + text_after
     return out
+
+
+def _number(effect: Told, unit: str) -> str:
+    """An effect without its sign, its interval and n: "0.70 nats ([0.68, 0.71], n = 3)"; that it
+    is undecided where it is.
+    """
+    mean = math.fsum(effect["values"]) / len(effect["values"])
+    sign, digits = (1 if mean >= 0 else -1), 1 if effect["digits"] == 1 else 2
+    number = f"{sign * mean:.{digits}f} {unit}".rstrip()
+    notes = []
+    if effect["interval"]:
+        low, high = sorted(sign * end for end in effect["interval"])
+        notes.append(f"[{low:.{digits}f}, {high:.{digits}f}]")
+    notes.append(f"n = {len(effect['values'])}")
+    if effect["verdict"] == "undecided":
+        notes.append("undecided")
+    return f"{number} ({', '.join(notes)})"
 
 
 def _worth(results: Path, folder: str, setting: str) -> str:

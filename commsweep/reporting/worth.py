@@ -238,7 +238,7 @@ def _directions(rows: pd.DataFrame, nothing: float) -> Iterator[_Group]:
         name = "letter frequencies" if (rows["data.tokenizer"] == "bytes").all() else name
     untouched = None
     crossing = rows.assign(training=base(rows, *BOUNDARIES))
-    if "model.weights" in rows and rows["model.weights"].notna().all():
+    if "model.weights" in rows and rows["model.weights"].fillna("").ne("").all():
         name = "the untouched model"
         still = rows[plain & (rows["optim.lr"] == 0)]
         left_out = "optim.lr"
@@ -272,8 +272,9 @@ def _learners(rows: pd.DataFrame, least: float | None, name: str) -> _Group:
     n = rows["grad.learners"]
     parts = rows["data.batch_size"].div(n).astype(str)
     for size in ("data.train_blocks", "data.train_size"):
-        if size in rows:
-            parts += "|" + rows[size].div(n).astype(str)
+        if size in rows:  # 0: all samples, which no learner has alone
+            part = rows[size].div(n).astype(str)
+            parts += "|" + part.mask((rows[size] == 0) & (n > 1), "no part")
     keys = {"training": base(rows, *GRADIENTS), "alone": base(rows, "grad.", *PARTS) + parts}
     rows = rows.assign(**keys)
     shared, alone = rows[n > 1], rows[n == 1].drop(columns="training")

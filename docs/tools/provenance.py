@@ -67,7 +67,8 @@ BY_HAND = {
         "the same predictions",
     ),
     "cifar10-jpeg": Facts(
-        "`commsweep run resnet18_paper epochs=1 data.name=cifar10-jpeg`",
+        "`commsweep run resnet18_corrected epochs=1 schedule.t_max=1 data.name=cifar10-jpeg`, and "
+        "with fwd=topk:0.1 bwd=topk:0.1",
         "rows.jsonl",
         "about three of two cores",
         "1",

@@ -60,12 +60,12 @@ def test_another_verdict_is_another_page(tmp_path):
         (("some", "X"),),
         "commsweep demo",
         "more",
-        answer="It gains {some/X/0} points.",
+        answer="It gains {some/X/0/points}.",
         overturn="larger models that gain nothing.",
     )
     text = page([finding], tmp_path)
-    assert "| [X. Does it?](#x-does-it) | It gains 13 points. |" in text
-    assert "**It gains 13 points.**" in text
+    assert "| [X. Does it?](#x-does-it) | It gains 13.0 points ([0.5, 1.5], n = 2). |" in text
+    assert "**It gains 13.0 points ([0.5, 1.5], n = 2).**" in text
     assert (
         "It holds. **Supported** (X, explored after the runs, [some](results/some/claims.md)). a small model."
         in text

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commsweep.config import override, run_id
+from commsweep.registry import preset
 from commsweep.reporting import results
 from commsweep.reporting.results import lost_against, score_and_sign
 from commsweep.reporting.table import settings_table
-from commsweep.reporting.worth import of_settings, share_kept
-from tests.helpers import outcome, tiny
+from commsweep.reporting.worth import floors_text, of_settings, share_kept
+from tests.helpers import outcome, scatter, tiny
 
 LOSSES = st.lists(st.floats(0.5, 3.0), min_size=2, max_size=8)
 
@@ -90,6 +91,79 @@ def test_each_setting_is_held_against_the_control_of_its_direction():
     control = frame[["fwd.compressor.kind", "bwd.compressor.kind"]].eq("zero").any(axis=1)
     without = frame[~control]
     assert "worth kept" not in settings_table(without).header and not of_settings(without)
+
+
+def framed(arms, seeds=3):
+    """A frame of made-up losses (run, loss), and the setting of each arm by its name."""
+    rows, settings = [], {}
+    for name, (run, loss) in arms.items():
+        for seed in range(seeds):
+            one = override(run, {"seed": seed})
+            score = loss + 0.001 * seed + scatter(one)
+            rows.append(outcome(one, metrics={"test_on_loss": score, "test_off_loss": score}))
+            settings.setdefault(name, run_id(one))
+    frame = results.named(pd.DataFrame([results._flat(row) for row in rows]))
+    by_id = dict(zip(frame.id, frame.setting_id, strict=True))
+    return frame, {name: by_id[settings[name]] for name in arms}
+
+
+def test_no_floor_is_worse_than_letters_and_what_learns_only_them_collapsed():
+    """The control of activations, with a dense way back, ends above the entropy of letters."""
+    base = preset("sotu_nano")
+    arms = {
+        "dense": (base, 2.0),
+        "nothing forth": (override(base, {"fwd": "zero"}), 3.6),
+        "nothing back": (override(base, {"bwd": "zero"}), 2.4),
+        "half": (override(base, {"fwd": "uniform:2"}), 2.515),
+        "letters": (override(base, {"fwd": "topk:0.1"}), 3.0),
+        "harm": (override(base, {"bwd": "topk:0.5"}), 2.6),
+        "spoilt": (override(base, {"bwd": "topk:0.1"}), 3.02),
+    }
+    frame, settings = framed(arms)
+    found = {name: of_settings(frame)[setting] for name, setting in settings.items()}
+    assert found["half"].percent == pytest.approx(50, abs=0.5) and found["half"].ranks
+    assert found["harm"].percent == pytest.approx(-50, abs=0.5) and found["harm"].ranks
+    for name in ("letters", "spoilt", "nothing forth"):
+        assert found[name].text() == "collapsed" and not found[name].ranks
+    text = floors_text(frame)
+    assert "activations: letter frequencies 3.03 (nothing sent 3.6)" in text
+    assert "gradients: nothing sent 2.4 (letter frequencies 3.03)" in text
+
+
+def test_the_floor_of_a_fine_tuning_is_the_untouched_model():
+    base = preset("wikitext_small")
+    arms = {
+        "dense": (base, 3.5),
+        "nothing": (override(base, {"fwd": "zero", "bwd": "zero"}), 9.0),
+        "topk": (override(base, {"fwd": "topk:0.1"}), 4.2),
+        "good": (override(base, {"fwd": "uniform:4"}), 3.6),
+        "untouched": (override(base, {"optim.lr": 0.0}), 3.7),
+    }
+    frame, settings = framed(arms)
+    found = {name: of_settings(frame).get(setting) for name, setting in settings.items()}
+    assert found["good"].percent == pytest.approx(50, abs=1)
+    assert found["topk"].text() == "collapsed"  # of ln 49152 = 10.8 it would keep 90 %
+    assert "the untouched model 3.7 (nothing sent 9)" in floors_text(frame)
+
+
+def test_a_diverged_run_is_marked_wherever_its_score_stands():
+    kept = share_kept([2.4] * 3, [2.3, 2.2, 2.5], [2.0, 2.01, 2.0], 3.03, diverged=1)
+    assert kept.text().endswith("diverged (1 of 3)") and kept.ranks
+    assert share_kept([2.4] * 3, [2.3] * 3, [2.0] * 3, 3.03, 2).text() == "diverged (2 of 3)"
+
+
+def test_the_control_of_learners_is_one_alone_with_its_part_of_batch_and_samples():
+    base = override(preset("sotu_nano"), {"grad.learners": 4, "data.train_blocks": 1600})
+    alone = {"grad.learners": 1, "data.batch_size": 4, "data.train_blocks": 400}
+    arms = {
+        "dense": (base, 2.0),
+        "coded": (override(base, {"grad": "uniform:4", "grad.exchange": "allgather"}), 2.1),
+        "alone": (override(base, alone), 2.5),
+        "other": (override(base, {"grad.learners": 1}), 1.9),  # all samples: no control
+    }
+    frame, settings = framed(arms)
+    assert of_settings(frame)[settings["coded"]].percent == pytest.approx(80, abs=0.5)
+    assert "learners: nothing sent 2.5" in floors_text(frame)
 
 
 def test_loss_against_dense_is_that_of_the_same_keys_and_of_the_whole_frames_score():

@@ -1,0 +1,74 @@
+"""Writes the folders of docs/results anew from their rows: verdicts, tables and figures.
+
+python -m docs.tools.renew [NAME ...]    # of these folders; without names of all that have rows
+
+A file is written where it lies already, so a folder keeps its choice of tables and figures. What no
+report makes, such as texts and measurements, stays.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from commsweep.launching.launch import adopt
+from commsweep.registry import sweep
+from commsweep.reporting import interim_looks, report
+from commsweep.reporting.published import outcomes
+from commsweep.store import Store, read_json
+
+RESULTS = Path(__file__).parents[1] / "results"
+ALL = "**All settings"  # how the table of all settings begins
+FORETOLD = "foretold.md"  # written down before its runs
+MEASURED = "measurements.jsonl"  # beside rows, of a command of its own that judges both
+
+
+def renew(folder: Path) -> list[str]:
+    """Write a folder anew; the names of the files that were made."""
+    name = folder.name
+    claims = folder / "claims.json"
+    papers = read_json(claims).get("papers", ()) if claims.exists() else ()
+    runs = sweep(name)
+    with tempfile.TemporaryDirectory() as place:
+        store, out = Store(Path(place) / "store"), Path(place) / "out"
+        rows, _ = outcomes(folder / "rows.csv", runs)
+        adopt(name, runs, rows, store)
+        interim_looks.take(store.root, name, claims)
+        written = report.write(store.root, name, out, page=False, papers=papers)
+        files = {"claims.json": out / "claims.json", "claims.md": out / "claims.md"}
+        files |= {f"{path.stem}.md": path for path in (out / "tables").glob("*.md")}
+        files |= {path.name: path for path in (out / "figures").glob("*.png")}
+        together = out / "tables.md"
+        before = (folder / "tables.md").read_text() if (folder / "tables.md").exists() else ""
+        tables = [
+            table.markdown()
+            for table in written.tables
+            if table.name != "settings" or ALL in before
+        ]
+        together.write_text("\n".join(tables))
+        files["tables.md"] = together
+        made = []
+        for file, path in sorted(files.items()):
+            if (folder / file).exists() and file != FORETOLD:
+                shutil.copy(path, folder / file)
+                made.append(file)
+    return made
+
+
+def main() -> None:
+    """Renew the folders that are named, or all."""
+    named = sys.argv[1:]
+    for path in sorted(RESULTS.glob("*/rows.csv")):
+        folder = path.parent
+        if (folder / MEASURED).exists() or (named and folder.name not in named):
+            continue
+        try:
+            print(f"{folder.name}: {', '.join(renew(folder))}", flush=True)
+        except Exception as fault:
+            print(f"{folder.name}: left out, {type(fault).__name__}: {fault}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
