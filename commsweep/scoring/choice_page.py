@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commsweep.reporting.table import Cell, Table
+from commsweep.reporting.worth import Kept
 from commsweep.scoring.board import Board, Entry, Standing
 from commsweep.scoring.training import Setup
 
@@ -41,8 +42,8 @@ def page(board: Board, standings: Sequence[tuple[Setup, list[Standing]]]) -> str
         "table names the codec that keeps most of the messages' worth in its worse training, "
         "within so many times fewer bytes than float32; `is` says how many it has. Worth kept: "
         "100 % is dense, 0 % the floor ([the board](README.md) says which), with 95 % intervals.",
-        f"**Unknown** means that no codec keeps {ENOUGH:.0f} % in all trainings with the lower "
-        "ends of its intervals. Seconds: encoding and decoding of 10^8 numbers on one core of the "
+        f"**Unknown** means that no codec keeps {ENOUGH:.0f} % in all trainings that can tell, "
+        "with the lower ends of its intervals. Seconds: encoding and decoding of 10^8 numbers on one core of the "
         "machine that wrote this page. No GPU was measured.",
     ]
     for role, question in QUESTIONS.items():
@@ -76,17 +77,23 @@ def _candidates(of_role: Sequence[tuple[Setup, list[Standing]]]) -> list[Candida
     return candidates
 
 
+def _telling(candidate: Candidate) -> list[Kept]:
+    """What it keeps in the trainings that can tell."""
+    return [standing.worth for standing in candidate[1] if standing.worth.tells]
+
+
 def _worst(candidate: Candidate) -> float:
-    return min(standing.worth.percent for standing in candidate[1])
+    return min(worth.percent for worth in _telling(candidate))
 
 
 def _is_ranked(candidate: Candidate) -> bool:
-    return all(standing.worth.ranks for standing in candidate[1])
+    worths = _telling(candidate)
+    return bool(worths) and all(worth.ranks for worth in worths)
 
 
 def _is_enough(candidate: Candidate) -> bool:
-    lows = [standing.worth.low for standing in candidate[1] if standing.worth.ranks]
-    return len(lows) == len(candidate[1]) and all(low is not None and low >= ENOUGH for low in lows)
+    lows = [worth.low for worth in _telling(candidate)]
+    return _is_ranked(candidate) and all(low is not None and low >= ENOUGH for low in lows)
 
 
 def _row(board: Board, role: str, factor: int, candidates: Sequence[Candidate]) -> list[Cell | str]:
