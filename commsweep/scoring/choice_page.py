@@ -43,8 +43,8 @@ def page(board: Board, standings: Sequence[tuple[Setup, list[Standing]]]) -> str
         "within so many times fewer bytes than float32; `is` says how many it has. Worth kept: "
         "100 % is dense, 0 % the floor ([the board](README.md) says which), with 95 % intervals.",
         f"**Unknown** means that no codec keeps {ENOUGH:.0f} % in all trainings that can tell, "
-        "with the lower ends of its intervals. Seconds: encoding and decoding of 10^8 numbers on one core of the "
-        "machine that wrote this page. No GPU was measured.",
+        "with the lower ends of its intervals. Seconds: encoding and decoding of 10^8 numbers on "
+        "one core of the machine that wrote this page. No GPU was measured.",
     ]
     for role, question in QUESTIONS.items():
         of_role = [(setup, entered) for setup, entered in standings if setup.role == role]
