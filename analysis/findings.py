@@ -113,8 +113,8 @@ FINDINGS = [
         "test loss against learning rate: dense, nothing sent, TopK with error feedback",
         answer="It does not save TopK 10 % on a nano GPT-2 of 400 steps with AdamW. Each at the "
         "rate that a held-out seed chose, TopK with error feedback loses {floor_rates/S6/0/nats} "
-        "to dense, and {floor_rates/Z9/0} to sending nothing; without feedback it loses "
-        "{text_rates/S6/1}. Two unbiased bits lose {text_rates/S6/2}.",
+        "to dense. It loses {floor_rates/Z9/0} to sending nothing. Without feedback it loses "
+        "{text_rates/S6/1}, and two unbiased bits lose {text_rates/S6/2}.",
         overturn="a rate at which TopK comes within 0.1 nats of dense at its best rate.",
     ),
     Finding(

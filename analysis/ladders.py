@@ -124,6 +124,9 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     rate that every arm varies, or a scoring after recalibration.
     """
     rows = frame[(frame["grad.learners"] == 1) & ~masked(frame)]
+    for start in ("fwd.start_step", "bwd.start_step"):
+        if start in rows:  # a warm start is another training
+            rows = rows[rows[start].isna()]
     if RECALIBRATED in rows and rows[RECALIBRATED].notna().any():
         return rows
     return rows if _rungs(rows, (*RUNGS, RATE)) else rows.iloc[:0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ def _decoded() -> Iterator[Result]:
     alone, beside numpy's.
     """
     n, ratio = 2**20, 0.1
-    compressor = compressors.build({"kind": "topk", "ratio": ratio})
+    compressor: Any = compressors.build({"kind": "topk", "ratio": ratio})
     x = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
     payload = compressor.encode(x)
     columns = torch.nonzero(compressor.mask(payload)[0])[:, 0].int()
@@ -78,7 +79,7 @@ def _decoded() -> Iterator[Result]:
 
 
 def _small() -> Result:
-    """What a call of TopK costs beside its entries: the line through two sizes, at no entries."""
+    """The cost of a call of TopK beside its entries: the line through two sizes, at none."""
     compressor, sides = compressors.build({"kind": "topk", "ratio": 0.1}), {}
     for n in (2**12, 2**16):
         x = torch.randn(1, n, generator=torch.Generator().manual_seed(0))

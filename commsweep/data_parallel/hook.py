@@ -378,8 +378,8 @@ def _cast(spec: Gradients) -> torch.dtype | None:
     """
     name = spec.compressor.entry_type
     plain = spec.exchange == "allgather" and spec.collective == "exact" and not spec.vote
-    more = spec.layers or spec.transform or spec.start_epoch or spec.schedule.kind != "steady"
-    return getattr(torch, name) if name is not None and plain and not more else None
+    varied = spec.layers or spec.transform or spec.start_epoch or spec.schedule.kind != "steady"
+    return getattr(torch, name) if name is not None and plain and not varied else None
 
 
 def _sparse(name: str) -> str:

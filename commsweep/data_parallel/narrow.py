@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -24,20 +23,19 @@ class Stretch:
     wide: bool
 
 
-def stretches(views: Sequence[Tensor], wide: Sequence[bool], buffer: Tensor) -> list[Stretch]:
+def stretches(views: Sequence[Tensor], are_wide: Sequence[bool], buffer: Tensor) -> list[Stretch]:
     """Join the layers of a bucket, views of its buffer, to as few stretches as there are."""
-    found: list[Stretch] = []
-    places = sorted(
-        (view.storage_offset() - buffer.storage_offset(), view.numel(), travels_wide)
-        for view, travels_wide in zip(views, wide, strict=True)
-    )
-    for travels_wide, group in groupby(places, key=lambda place: place[2]):
-        for start, length, _ in group:
-            if found and found[-1].wide == travels_wide and found[-1].stop == start:
-                found[-1] = Stretch(found[-1].start, start + length, travels_wide)
-            else:
-                found.append(Stretch(start, start + length, travels_wide))
-    return found
+    joined: list[Stretch] = []
+    layers = []
+    for view, is_wide in zip(views, are_wide, strict=True):
+        layers.append((view.storage_offset() - buffer.storage_offset(), view.numel(), is_wide))
+    for start, length, is_wide in sorted(layers):
+        before = joined[-1] if joined else None
+        if before is not None and before.wide == is_wide and before.stop == start:
+            joined[-1] = Stretch(before.start, start + length, is_wide)
+        else:
+            joined.append(Stretch(start, start + length, is_wide))
+    return joined
 
 
 class NarrowBucket:
@@ -48,8 +46,8 @@ class NarrowBucket:
     def __init__(self, layout: list[Stretch], to: torch.dtype) -> None:
         """to: torch.float16 or torch.bfloat16."""
         self.to, self.layout = to, layout
-        self.wide = sum(part.stop - part.start for part in layout if part.wide)
-        self.narrow = sum(part.stop - part.start for part in layout if not part.wide)
+        self.wide = sum(stretch.stop - stretch.start for stretch in layout if stretch.wide)
+        self.narrow = sum(stretch.stop - stretch.start for stretch in layout if not stretch.wide)
 
     def pack(self, buffer: Tensor, scale: float) -> Tensor:
         """The message of a float32 buffer [elements], as bytes; narrow gradients are divided by
@@ -58,49 +56,49 @@ class NarrowBucket:
         length = 4 * self.wide + 2 * self.narrow + 1
         # of whole words, so that the message of the next learner begins with one
         packed = buffer.new_empty(length + -length % 4, dtype=torch.uint8)
-        wide, narrow, flag = self._parts(packed)
+        wide, narrow, flag = self._split(packed)
         low, high = torch.aminmax(buffer)
         flag.copy_((low.isfinite() & high.isfinite()).view(1))
         limit = min(torch.finfo(self.to).max, torch.finfo(buffer.dtype).max)
         at = {True: 0, False: 0}
-        for part in self.layout:
-            values, size = buffer[part.start : part.stop], part.stop - part.start
-            place = slice(at[part.wide], at[part.wide] + size)
-            at[part.wide] += size
-            if part.wide:
-                wide[place] = values
+        for stretch in self.layout:
+            values, size = buffer[stretch.start : stretch.stop], stretch.stop - stretch.start
+            message_slice = slice(at[stretch.wide], at[stretch.wide] + size)
+            at[stretch.wide] += size
+            if stretch.wide:
+                wide[message_slice] = values
                 continue
             if scale != 1:
                 values = values / scale
             if buffer.device.type != "cpu" or max(-float(low), float(high)) / scale > limit:
                 values = values.clamp(-limit, limit)
-            narrow[place] = values
+            narrow[message_slice] = values
         return packed
 
     def average(self, arrived: Sequence[Tensor], buffer: Tensor, scale: float) -> None:
         """Put the mean of these messages, one of each learner, into a buffer; infinities, where a
         value of any learner is not finite.
         """
-        messages = [self._parts(packed) for packed in arrived]
+        messages = [self._split(packed) for packed in arrived]
         if not bool(torch.stack([flag for _, _, flag in messages]).all()):
             buffer.fill_(torch.inf)
             return
         at = {True: 0, False: 0}
-        for part in self.layout:
-            mean, size = buffer[part.start : part.stop], part.stop - part.start
-            place = slice(at[part.wide], at[part.wide] + size)
-            at[part.wide] += size
+        for stretch in self.layout:
+            mean, size = buffer[stretch.start : stretch.stop], stretch.stop - stretch.start
+            message_slice = slice(at[stretch.wide], at[stretch.wide] + size)
+            at[stretch.wide] += size
             for learner, (wide, narrow, _) in enumerate(messages):
-                values = (wide if part.wide else narrow)[place]
+                values = (wide if stretch.wide else narrow)[message_slice]
                 if learner:
                     mean.add_(values)
                 else:
                     mean.copy_(values)
             mean.div_(len(messages))
-            if scale != 1 and not part.wide:
+            if scale != 1 and not stretch.wide:
                 mean.mul_(scale)
 
-    def _parts(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The wide values, the narrow ones, and the flag in a message."""
         first, second = 4 * self.wide, 4 * self.wide + 2 * self.narrow
         return (

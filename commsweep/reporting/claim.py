@@ -103,7 +103,7 @@ class Effect:
     registered: int = 1  # looks that were registered before the first
     grid: float = 0.0  # the least step between two values; 0: none
     # where no seeds are shared: scores of both sides, whose means the effect is the difference of
-    apart: tuple[list[float], list[float]] | None = None
+    unmatched: tuple[list[float], list[float]] | None = None
 
     @property
     def region(self) -> Region:
@@ -115,22 +115,22 @@ class Effect:
         """The mean with its error; None below two seeds, and of values that are no draws."""
         if self.each != "seed":
             return None
-        if self.apart is not None:
-            both = min(len(scores) for scores in self.apart) > 1
-            return unpaired(*self.apart, self.grid) if both else None
+        if self.unmatched is not None:
+            both = min(len(scores) for scores in self.unmatched) > 1
+            return unpaired(*self.unmatched, self.grid) if both else None
         return estimate(self.values, self.grid) if len(self.values) > 1 else None
 
     @property
     def count(self) -> int:
         """Seeds: pairs, or where none are shared the fewer of both sides."""
-        return len(self.values) if self.apart is None else min(map(len, self.apart))
+        return len(self.values) if self.unmatched is None else min(map(len, self.unmatched))
 
     @property
     def seeds_text(self) -> str:
-        """How many seeds it rests on, and that these are no pairs where they are none."""
-        if self.apart is None:
+        """The number of its seeds, "n=5"; of both sides, where these are no pairs."""
+        if self.unmatched is None:
             return f"n={len(self.values)}"
-        return f"n={len(self.apart[0])} and {len(self.apart[1])}, unpaired (Welch)"
+        return f"n={len(self.unmatched[0])} and {len(self.unmatched[1])}, unpaired (Welch)"
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -164,7 +164,7 @@ class Effect:
 
     @property
     def _inside(self) -> bool | None:
-        """Whether its whole interval lies in the region, or outside; None: across an edge."""
+        """True where its interval lies in the region, False: outside, None: across an edge."""
         mean = self._estimate
         if mean is None or (mean.error == 0 and mean.p(self.region) > 0):
             return None
@@ -172,13 +172,13 @@ class Effect:
 
     @property
     def _open(self) -> bool:
-        """Whether nothing is decided: the interval, or mean and median, reach across an edge."""
+        """True where its interval, or mean and median, reach across an edge: nothing is decided."""
         return self._inside is None or self._split
 
     @property
     def _split(self) -> bool:
-        """Whether mean and median lie on two sides of an edge: a few runs decide the mean."""
-        if self.apart is not None:
+        """True where mean and median lie on two sides of an edge: a few runs decide the mean."""
+        if self.unmatched is not None:
             return False
         return self.region.has(mean_sd(self.values)[0]) != self.region.has(median(self.values))
 
@@ -197,9 +197,9 @@ class Effect:
         if self.verdict != UNDECIDED:
             return None
         mean, sd = mean_sd(self.values)
-        looks = max(1, len(self.looks))
         # as if it were the first of Holm's effects, whose level is the smallest
-        level = LEVEL / self.tests / weight(looks + 1, self.registered)
+        next_weight = weight(max(1, len(self.looks)) + 1, self.registered)
+        level = LEVEL / self.tests / next_weight
         return seeds_needed(
             self.region.distance(mean),
             max(sd, self.grid / 12**0.5),
@@ -293,7 +293,7 @@ def shown(
 
 
 def percent(level: float) -> str:
-    """How sure an interval at a level is: "95 %", "99.4 %"."""
+    """The confidence of an interval at a level: "95 %", "99.4 %"."""
     return f"{100 * (1 - level):.6g} %" if level > 1e-6 else "all but one in a million"
 
 

@@ -304,10 +304,10 @@ def _effect(a: str, b: str, judged: Judged, sign: str, edge: float = 0.0) -> Eff
         grid=judged.grid,
     )
     if judged.columns.seed == ORDER or len(shared) < PAIRED * max(len(first), len(second)):
-        effect.apart = list(first.values()), list(second.values())
+        effect.unmatched = list(first.values()), list(second.values())
         if first and second:  # their mean is the difference of both means
-            middle = mean_sd(effect.apart[1])[0]
-            effect.values = [score - middle for score in effect.apart[0]]
+            middle = mean_sd(effect.unmatched[1])[0]
+            effect.values = [score - middle for score in effect.unmatched[0]]
         return effect
     effect.values = [first[seed] - second[seed] for seed in shared]
     effect.by = [int(seed) if str(seed).isdigit() else at for at, seed in enumerate(shared)]

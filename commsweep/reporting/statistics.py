@@ -154,11 +154,13 @@ def difference(first: Sequence[float], second: Sequence[float], grid: float = 0.
     """The mean of the first sample minus that of the second, which share no seeds (Welch 1947)."""
     (mean, sd), (other_mean, other_sd) = mean_sd(first), mean_sd(second)
     least = grid / math.sqrt(12)
-    one, other = max(sd, least) ** 2 / len(first), max(other_sd, least) ** 2 / len(second)
-    both = one + other
+    variance = max(sd, least) ** 2 / len(first)
+    other_variance = max(other_sd, least) ** 2 / len(second)
+    both = variance + other_variance
     if both == 0:
         return Estimate(mean - other_mean, 0.0, len(first) + len(second) - 2)
-    degrees = both**2 / (one**2 / (len(first) - 1) + other**2 / (len(second) - 1))
+    squares = variance**2 / (len(first) - 1) + other_variance**2 / (len(second) - 1)
+    degrees = both**2 / squares
     return Estimate(mean - other_mean, math.sqrt(both), degrees)
 
 
@@ -172,14 +174,12 @@ def grid_of(scores: Iterable[float]) -> float:
     if len(steps) < 2:
         return 0.0
     least = min(steps)
-    whole = all(abs(step / least - round(step / least)) < 1e-3 for step in steps)
-    return least if whole else 0.0
+    are_multiples = all(abs(step / least - round(step / least)) < 1e-3 for step in steps)
+    return least if are_multiples else 0.0
 
 
 def decided_by(region: Region, ends: tuple[float, float]) -> bool | None:
-    """Whether an interval lies in a region (True), outside of it (False), or reaches across an
-    edge (None).
-    """
+    """True where an interval lies in a region, False: outside of it, None: across an edge."""
     low, high = ends
     edges = [region.edge] if region.within is None else [-region.within, region.within]
     if any(low <= edge <= high for edge in edges):
@@ -188,7 +188,7 @@ def decided_by(region: Region, ends: tuple[float, float]) -> bool | None:
 
 
 def weight(look: int, registered: int = 1) -> int:
-    """How often a p-value counts at this look (1, 2, ...), of so many that were registered.
+    """The factor of a p-value at this look (1, 2, ...), of so many that were registered.
 
     Looks that were registered share the level. Each that was not counts `LATE` times or more, so
     that all of them together add less than a tenth of the level.

@@ -47,9 +47,9 @@ class Kept:
 
     @property
     def ranks(self) -> bool:
-        """Whether the share says something: the training is not lost, and the model can tell."""
-        known = not math.isnan(self.percent) and (self.n < 2 or self.tells)
-        return known and not self.collapsed and 2 * self.diverged < self.n
+        """True where the share says something: the training is not lost, the model can tell."""
+        tells = not math.isnan(self.percent) and (self.n < 2 or self.tells)
+        return tells and not self.collapsed and 2 * self.diverged < self.n
 
     def text(self) -> str:
         """For a table: "79 % [75, 83]"; "collapsed"; "diverged (2 of 3)"."""
@@ -79,13 +79,13 @@ def share_kept(
     worse. diverged: of the scores. Fieller's interval holds all r with (mean(a) - r mean(b))^2 <=
     t^2 (s_aa - 2 r s_ab + r^2 s_bb) / n, where a = floor - score and b = floor - dense.
     """
-    known = without is not None and not math.isnan(without)
+    has_score = without is not None and not math.isnan(without)
     floors = np.asarray(controls, float)
-    if known and without <= floors.mean():  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
+    if has_score and without <= floors.mean():
         floors = np.full(len(floors), without)
     a = np.subtract(floors, scores)
     b = np.subtract(floors, denses)
-    lost = {"collapsed": known and _collapsed(scores, denses, without), "diverged": diverged}  # pyright: ignore[reportArgumentType]
+    lost = {"collapsed": has_score and _collapsed(scores, denses, without), "diverged": diverged}  # pyright: ignore[reportArgumentType]
     n, share = len(a), 100.0 * a.mean() / b.mean() if b.mean() else math.nan
     if n < 2:
         return Kept(share, None, None, n, bool(b.mean() > 0), **lost)
@@ -103,7 +103,7 @@ def share_kept(
 
 
 def _collapsed(scores: Sequence[float], denses: Sequence[float], without: float) -> bool:
-    """Whether losses are no better than without a message, within their interval or `SLACK`."""
+    """True where losses are no better than without a message, by interval or by `SLACK`."""
     gains = [without - score for score in scores]
     worth = without - float(np.mean(denses))
     ends = interval(gains)
@@ -129,8 +129,8 @@ class Floor:
         sent = "nothing sent", abs(self.control)
         if self.without is None:
             return (sent,)
-        known = self.name, abs(self.without)
-        return (known, sent) if self.without <= self.control else (sent, known)
+        score = self.name, abs(self.without)
+        return (score, sent) if self.without <= self.control else (sent, score)
 
 
 def floors_text(frame: pd.DataFrame) -> str:
@@ -142,18 +142,18 @@ def floors_text(frame: pd.DataFrame) -> str:
     sentences = []
     for direction, by_names in texts.items():
         for names, alike in by_names.items():
-            parts = []
+            ranges = []
             for at, name in enumerate(names):
                 scores = [f"{floor.ends[at][1]:.3g}" for floor in alike]
                 low, high = min(scores, key=float), max(scores, key=float)
-                parts.append(f"{name} {low}" + (f" to {high}" if high != low else ""))
-            others = f" ({parts[1]})" if len(parts) > 1 else ""
-            sentences.append(f"{direction}: {parts[0]}{others}")
+                ranges.append(f"{name} {low}" + (f" to {high}" if high != low else ""))
+            worse = f" ({ranges[1]})" if len(ranges) > 1 else ""
+            sentences.append(f"{direction}: {ranges[0]}{worse}")
     return f"Floor of {'; of '.join(sentences)}." if sentences else ""
 
 
 def of_settings(frame: pd.DataFrame) -> dict[str, Kept]:
-    """What each setting of a frame keeps, by setting_id, where the frame has its control and dense.
+    """The share that each setting keeps, by setting_id, where its control and dense were run.
 
     Of a setting that compresses gradients of activations the control sends none of these; of one
     that compresses activations alone it sends none of those, and nothing back where the frame has
@@ -179,7 +179,7 @@ def of_settings(frame: pd.DataFrame) -> dict[str, Kept]:
 
 def floors(frame: pd.DataFrame) -> list[Floor]:
     """The floors of a frame, by training and direction."""
-    found = []
+    of_frame = []
     for group in _groups(frame):
         compared = set(group.settings.training) & set(group.dense.training)
         for training, runs in group.control.groupby("training", sort=False):
@@ -187,8 +187,8 @@ def floors(frame: pd.DataFrame) -> list[Floor]:
                 score = float(runs.score.mean())
                 without = group.without(str(training))
                 floor = Floor(str(training), group.direction, score, without, group.name, len(runs))
-                found.append(floor)
-    return found
+                of_frame.append(floor)
+    return of_frame
 
 
 @dataclass(frozen=True)
@@ -240,22 +240,17 @@ def _directions(rows: pd.DataFrame, nothing: float) -> Iterator[_Group]:
     crossing = rows.assign(training=base(rows, *BOUNDARIES))
     if "model.weights" in rows and rows["model.weights"].fillna("").ne("").all():
         name = "the untouched model"
-        still = rows[plain & (rows["optim.lr"] == 0)]
-        left_out = "optim.lr"
-        first = still.assign(training=base(rows, *BOUNDARIES, left_out)[still.index])
-        known = first.groupby("training").score.mean()
-        same = base(rows, *BOUNDARIES, left_out)
-        pairs = dict(zip(crossing.training, same, strict=True))
-        untouched = pd.Series(
-            {training: known[other] for training, other in pairs.items() if other in known},
-            dtype=float,
-        )
+        # the training at rate 0 is the untouched model; only the rate tells it from the others
+        rateless = base(rows, *BOUNDARIES, "optim.lr")
+        still = rows.assign(rateless=rateless)[plain & (rows["optim.lr"] == 0)]
+        scores = still.groupby("rateless").score.mean()
+        untouched = rateless.map(scores).groupby(crossing.training).first().dropna()
     dense = crossing[plain]
     both = crossing[(fwd == CONTROL) & (bwd == CONTROL)]
     forward_only = crossing[(fwd == CONTROL) & ~back]
     # a training that has the control without a way back is held against that one
-    other = ~forward_only.training.isin(both.training)
-    activations = pd.concat([both, forward_only[other]])
+    without_both = ~forward_only.training.isin(both.training)
+    activations = pd.concat([both, forward_only[without_both]])
     gradients = crossing[(bwd == CONTROL) & (fwd == "none")]
     common = least, name, untouched
     forward = ~back | ((fwd == CONTROL) & (bwd == CONTROL))
@@ -270,15 +265,15 @@ def _learners(rows: pd.DataFrame, least: float | None, name: str) -> _Group:
     and of the samples, and as many steps.
     """
     n = rows["grad.learners"]
-    parts = rows["data.batch_size"].div(n).astype(str)
+    shares = rows["data.batch_size"].div(n).astype(str)
     for size in ("data.train_blocks", "data.train_size"):
         if size in rows:  # 0: all samples, which no learner has alone
-            part = rows[size].div(n).astype(str)
-            parts += "|" + part.mask((rows[size] == 0) & (n > 1), "no part")
-    keys = {"training": base(rows, *GRADIENTS), "alone": base(rows, "grad.", *PARTS) + parts}
+            share = rows[size].div(n).astype(str)
+            shares += "|" + share.mask((rows[size] == 0) & (n > 1), "no part")
+    keys = {"training": base(rows, *GRADIENTS), "alone": base(rows, "grad.", *PARTS) + shares}
     rows = rows.assign(**keys)
-    shared, alone = rows[n > 1], rows[n == 1].drop(columns="training")
-    control = alone.merge(shared[["training", "alone"]].drop_duplicates(), on="alone")
+    shared, lone = rows[n > 1], rows[n == 1].drop(columns="training")
+    control = lone.merge(shared[["training", "alone"]].drop_duplicates(), on="alone")
     kind = shared["grad.compressor.kind"]
     settings, dense = shared[kind != "none"], shared[kind == "none"]
     return _Group("learners", settings, control, dense, least, name)

@@ -95,7 +95,7 @@ class Standing:
 
     @property
     def leads(self) -> bool:
-        """Whether it is decided that it keeps more than all of at most its bytes."""
+        """True where it is decided that it keeps more than all of at most its bytes."""
         return self.worth.ranks and self.gain is not None and self.gain.verdict == SUPPORTED
 
 
@@ -168,17 +168,16 @@ def scores_of(path: Path) -> dict[str, Score]:
         lost = frame["status"] == DIVERGED if "status" in frame else [False] * len(frame)
         measured = []
         for name in ("error", "bias"):
-            known = frame[name].astype(float) if name in frame else [math.nan] * len(frame)
-            measured.append([None if math.isnan(value) else value for value in known])
+            values = frame[name].astype(float) if name in frame else [math.nan] * len(frame)
+            measured.append([None if math.isnan(value) else value for value in values])
     except (ValueError, KeyError, pd.errors.ParserError) as error:
         raise UserError(f"'{path}': no rows of a board ({error})") from None
     if twice := frame["id"][frame["id"].duplicated()].tolist():
         raise UserError(f"'{path}': two rows have the id {twice[0]}; keep the one that was trained")
-    lines = zip(*columns, lost, *measured, strict=True)
-    return {
-        name: Score(loss, share, bool(diverged), *rest)
-        for name, loss, share, diverged, *rest in lines
-    }
+    scores: dict[str, Score] = {}
+    for name, loss, share, diverged, error, bias in zip(*columns, lost, *measured, strict=True):
+        scores[name] = Score(loss, share, bool(diverged), error, bias)
+    return scores
 
 
 def _measures(path: Path) -> dict[str, Measures]:
@@ -322,8 +321,8 @@ def standings(board: Board, role: str, setup: Setup, count: int) -> list[Standin
         runs[entry.name] = setup.coded(entry.codec, entry.feedback)
         result = worth_kept(setup, runs[entry.name], count, board.score_of)
         if result is not None:
-            measured = _measured(board, runs[entry.name], count)
-            standings_.append(Standing(entry, result.kept, result.share, **measured))
+            error, bias = _measured(board, runs[entry.name], count)
+            standings_.append(Standing(entry, result.kept, result.share, error=error, bias=bias))
     standings_.sort(key=lambda standing: (standing.share, standing.entry.name))
     for standing in standings_:
         rival, rival_run = _rival(standing, standings_), setup.control
@@ -336,15 +335,15 @@ def standings(board: Board, role: str, setup: Setup, count: int) -> list[Standin
     return standings_
 
 
-def _measured(board: Board, run: Run, count: int) -> dict[str, float | None]:
+def _measured(board: Board, run: Run, count: int) -> tuple[float | None, float | None]:
     """The error and the bias of a setting's messages, means over its seeds."""
     scores = [board.scores.get(run_id(cell)) for cell in seeds([run], count, SEED)]
-    means: dict[str, float | None] = {}
+    means: list[float | None] = []
     for name in ("error", "bias"):
         values = [getattr(score, name) for score in scores if score is not None]
-        known = [value for value in values if value is not None]
-        means[name] = sum(known) / len(known) if known else None
-    return means
+        values = [value for value in values if value is not None]
+        means.append(sum(values) / len(values) if values else None)
+    return means[0], means[1]
 
 
 def _rival(standing: Standing, standings_: Sequence[Standing]) -> Standing | None:

@@ -99,9 +99,7 @@ def _page(board: Board, recorded: Sequence[Training], count: int) -> str:
 
 
 def agreement(board: Board, count: int) -> str:
-    """How the ranks agree with those of trainings of four times the steps and twice the width, by
-    role, as a sentence.
-    """
+    """A sentence: how ranks agree with those of four times the steps and twice the width."""
     longer = "trainings of four times the steps and twice the width"
     sentences, fewest = [], count
     for role in ROLES:
@@ -130,7 +128,7 @@ def agreement(board: Board, count: int) -> str:
 def _repeated(
     board: Board, role: str, short: Setup, long: Setup, count: int
 ) -> dict[str, tuple[Worth, Worth]]:
-    """What codecs keep in a short training and in its long one, by name."""
+    """The worth that codecs keep in a short training and in its long one, by name."""
     pairs = {}
     for entry in board.of_role(role):
         if entry.codec not in REPEATED:
@@ -154,15 +152,15 @@ def _moved(pairs: dict[str, tuple[Worth, Worth]]) -> list[str]:
 
 
 def _ends(board: Board, setup: Setup, count: int) -> str:
-    """What dense and nothing sent reach, and what is known without a message, as a sentence."""
+    """A sentence: the losses of dense, of nothing sent and without a message."""
     dense, control = (board.losses(run, count) for run in (setup.dense, setup.control))
     if not dense or not control:
         return f"{setup.name}: dense or nothing sent is missing."
     sent = sum(control) / len(control)
     without = ""
     if setup.without is not None:
-        floor = "nothing sent" if sent < setup.without else setup.known
-        without = f", {setup.known} {setup.without:.3g}; the floor is {floor}"
+        floor = "nothing sent" if sent < setup.without else setup.ignorant
+        without = f", {setup.ignorant} {setup.without:.3g}; the floor is {floor}"
     return (
         f"{setup.name}, nats of test loss: dense {sum(dense) / len(dense):.3g}, nothing sent "
         f"{sent:.3g} ({setup.floor}; n = {len(control)}){without}."
@@ -178,8 +176,8 @@ def table(board: Board, role: str, of_role: Sequence[Training]) -> Table:
     ]
     rows: list[list[Cell | str]] = []
     for entry in _entries(of_role):
-        known = [by_entry[entry] for by_entry in by_training if entry in by_entry]
-        if not any(standing.worth.ranks for standing in known):
+        of_entry = [by_entry[entry] for by_entry in by_training if entry in by_entry]
+        if not any(standing.worth.ranks for standing in of_entry):
             continue
         row: list[Cell | str] = [f"[{entry.name}](cards/{entry.file_name})"]
         for by_entry in by_training:
@@ -226,14 +224,16 @@ def _lost(of_role: Sequence[Training]) -> list[str]:
     for entry in _entries(of_role):
         worths = []
         for training in of_role:
-            worths += [other.worth for other in training.standings if other.entry == entry]
+            for standing in training.standings:
+                if standing.entry == entry:
+                    worths.append(standing.worth)
         if not any(worth.ranks for worth in worths):
             lost.append(f"{entry.name} ({', '.join(dict.fromkeys(w.text() for w in worths))})")
     return [f"No worth and no rank: {'; '.join(lost)}."] if lost else []
 
 
 def _leads(of_role: Sequence[Training]) -> str:
-    """Which leads are decided, as a sentence."""
+    """A sentence that names the decided leads."""
     leads = []
     for training in of_role:
         for standing in training.standings:
@@ -247,10 +247,10 @@ def _leads(of_role: Sequence[Training]) -> str:
             "No lead is decided after Holm for all comparisons of the board: no entry is "
             "distinguishable from the best of at most its bytes."
         )
-    rest = "All other entries are not distinguishable from the best of at most their bytes."
+    undecided = "All other entries are not distinguishable from the best of at most their bytes."
     return (
         "Bold: it is decided that the entry keeps more than nothing sent and than all of at most "
-        f"its bytes, in points of worth: {'; '.join(leads)}. {rest}"
+        f"its bytes, in points of worth: {'; '.join(leads)}. {undecided}"
     )
 
 

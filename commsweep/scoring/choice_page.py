@@ -78,7 +78,7 @@ def _candidates(of_role: Sequence[tuple[Setup, list[Standing]]]) -> list[Candida
 
 
 def _telling(candidate: Candidate) -> list[Kept]:
-    """What it keeps in the trainings that can tell."""
+    """The worth that it keeps in the trainings that can tell."""
     return [standing.worth for standing in candidate[1] if standing.worth.tells]
 
 

@@ -42,8 +42,8 @@ class Setup:
     """A training that a codec is put into.
 
     control: the same one in which nothing travels; `floor` says what that is. without: the test
-    loss that is reached without any message, of letter frequencies or of guessing (`known`); None
-    where it is not known. Scores are test losses, which have no grid as accuracies have.
+    loss that is reached without any message, by letter frequencies or by guessing, as `ignorant`
+    says; None where it is not known. Scores are test losses, which have no grid as accuracies have.
     """
 
     role: str
@@ -52,7 +52,7 @@ class Setup:
     control: Run
     floor: str
     without: float | None
-    known: str
+    ignorant: str
 
     def coded(self, codec: str, feedback: str = "none") -> Run:
         """Return the training with a codec. Raises UserError where they do not go together."""
@@ -114,8 +114,8 @@ def _without(run: Run) -> tuple[float | None, str]:
     if tokenizer is None:
         return -math.log(CHANCE), "guessing"
     nats = nats_of_nothing(run.data.name, tokenizer, getattr(run.model, "weights", None))
-    known = "letter frequencies" if tokenizer == "bytes" else "guessing"
-    return (None if math.isnan(nats) else nats), known
+    name = "letter frequencies" if tokenizer == "bytes" else "guessing"
+    return (None if math.isnan(nats) else nats), name
 
 
 def _longer(changes: dict[str, Any], scale: int) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Writes the folders of docs/results anew from their rows: verdicts, tables and figures.
 
-python -m docs.tools.renew [NAME ...]    # of these folders; without names of all that have rows
-
-A file is written where it lies already, so a folder keeps its choice of tables and figures. What no
+`python -m docs.tools.renew [NAME ...]` renews these folders; without names all that have rows. A
+file is written where it lies already, so a folder keeps its choice of tables and figures. What no
 report makes, such as texts and measurements, stays.
 """
 
@@ -31,8 +30,8 @@ def renew(folder: Path) -> list[str]:
     claims = folder / "claims.json"
     papers = read_json(claims).get("papers", ()) if claims.exists() else ()
     runs = sweep(name)
-    with tempfile.TemporaryDirectory() as place:
-        store, out = Store(Path(place) / "store"), Path(place) / "out"
+    with tempfile.TemporaryDirectory() as scratch:
+        store, out = Store(Path(scratch) / "store"), Path(scratch) / "out"
         rows, _ = outcomes(folder / "rows.csv", runs)
         adopt(name, runs, rows, store)
         interim_looks.take(store.root, name, claims)
@@ -49,12 +48,12 @@ def renew(folder: Path) -> list[str]:
         ]
         together.write_text("\n".join(tables))
         files["tables.md"] = together
-        made = []
+        renewed = []
         for file, path in sorted(files.items()):
             if (folder / file).exists() and file != FORETOLD:
                 shutil.copy(path, folder / file)
-                made.append(file)
-    return made
+                renewed.append(file)
+    return renewed
 
 
 def main() -> None:

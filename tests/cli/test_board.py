@@ -58,7 +58,7 @@ def test_a_board_is_trained_written_and_checked(capsys):
     rows.loc[rows.codec == "mine.py:Half", "loss"] = 0.0
     rows.to_csv("board/rows.csv", index=False)
     assert main([*ask, "--check", "mine.py:Half"]) == 1
-    assert "recorded loss 0, this training's -" in capsys.readouterr().out
+    assert "recorded loss 0, this training's " in capsys.readouterr().out
     pd.concat([rows, rows]).to_csv("board/rows.csv", index=False)
     assert main([*ask, "--check", "mine.py:Half"]) == 2
     assert "two rows have the id" in capsys.readouterr().err

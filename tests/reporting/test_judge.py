@@ -185,7 +185,7 @@ def test_settings_without_common_seeds_are_compared_by_welch(tmp_path):
     assert sum(effect.values) / len(effect.values) == pytest.approx(np.mean(a) - np.mean(b))
     assert "n=5 and 6, unpaired (Welch)" in effect.text()
     by_order = judge(rows, columns(rows, seed="order", settings=["arm"]), claims=["a > b"])
-    assert by_order.claims[0].effects[0].apart is not None  # a running number pairs by chance
+    assert by_order.claims[0].effects[0].unmatched is not None  # a running number pairs by chance
 
 
 def test_trainings_without_a_number_are_counted_not_compared(tmp_path):

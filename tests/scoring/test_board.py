@@ -75,7 +75,7 @@ def test_a_rival_is_the_best_of_at_most_its_bytes_or_nothing_sent(tmp_path):
 
 def test_a_lead_is_decided_by_enough_seeds_and_few_entries(tmp_path):
     entries = "eden:1,none,gradients\ncast:to=bfloat16,none,gradients\n"
-    for count, noise, decided in ((3, 0.3, False), (2, 0.01, False), (8, 0.01, True)):
+    for count, noise, decided in ((3, 1.5, False), (2, 0.01, False), (8, 0.01, True)):
         board = planted(tmp_path, entries, count=count, noise=noise)
         (trained, *_) = board_page.write(board, count)
         assert [place.leads for place in trained.standings] == [decided] * 2

@@ -32,7 +32,7 @@ def test_the_control_sends_nothing():
     for setup in training.setups("learners"):
         alone, together = setup.control, setup.dense
         assert alone.grad.learners == 1 and alone.data.batch_size * 4 == together.data.batch_size
-        if setup.known == "letter frequencies":
+        if setup.ignorant == "letter frequencies":
             assert alone.data.train_blocks * 4 == together.data.train_blocks
         else:
             assert alone.data.train_size * 4 == together.data.train_size
@@ -43,7 +43,7 @@ def test_a_long_score_has_four_times_the_steps():
     for role in ("gradients", "pseudo-gradients"):
         short, long = training.setups(role), training.setups(role, 4)
         for one, other in zip(short, long, strict=True):
-            if one.known == "letter frequencies":
+            if one.ignorant == "letter frequencies":
                 assert other.dense.data.train_blocks == 4 * one.dense.data.train_blocks
                 ratio = other.control.data.train_blocks / one.control.data.train_blocks
                 assert ratio == 4
@@ -73,7 +73,9 @@ def recorded(store: Store, run, **values) -> None:
                     "error": None,
                     "run": cell.model_dump(mode="json"),
                     "metrics": {} if score is None else {"test_on_loss": score},
-                    "boundaries": {"1": {"fwd": 0, "bwd": values["sent"], "bwd_dense": 100}},
+                    "boundaries": {
+                        "1": {"fwd": 0, "fwd_dense": 100, "bwd": values["sent"], "bwd_dense": 100}
+                    },
                     "seconds": {"train": 1.0},
                 }
             )

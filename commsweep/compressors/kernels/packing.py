@@ -21,8 +21,8 @@ _BLOCK = 512
 # shifted by each place, differ (Leiserson, Prokop and Randall 1998).
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 _LOWEST = np.zeros(64, np.int64)
-for _place in range(64):
-    _LOWEST[(int(_DE_BRUIJN) << _place) % 2**64 >> 58] = _place
+for _bit in range(64):
+    _LOWEST[(int(_DE_BRUIJN) << _bit) % 2**64 >> 58] = _bit
 
 
 def usable(x: Tensor) -> bool:
