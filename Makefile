@@ -29,7 +29,7 @@ demo-links: $(VENV)/ready
 # As demo-links: its measurements run in network namespaces.
 demo-kfac: $(VENV)/ready
 	$(SWEEP) sweep launch demo-kfac
-	$(SWEEP) kfac demo-kfac --out out/demo-kfac
+	$(SWEEP) links demo-kfac --out out/demo-kfac
 
 demo-local: $(VENV)/ready
 	$(SWEEP) sweep launch demo-local

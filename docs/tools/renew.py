@@ -7,15 +7,19 @@ report makes, such as texts and measurements, stays.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
 from commsweep.launching.launch import adopt
 from commsweep.registry import sweep
 from commsweep.reporting import interim_looks, report
+from commsweep.reporting.claim import Claim, Effect, Looked, adjust, markdown
 from commsweep.reporting.published import outcomes
+from commsweep.reporting.statistics import grid_of
 from commsweep.store import Store, read_json
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -56,15 +60,51 @@ def renew(folder: Path) -> list[str]:
     return renewed
 
 
+def rejudge(folder: Path) -> list[str]:
+    """Judge the recorded effects of a folder anew, whose measurements no store has; the names of
+    the files that were written.
+    """
+    path = folder / "claims.json"
+    content = read_json(path)
+    names = {field.name for field in fields(Effect)}
+    claims = []
+    for record in content["claims"]:
+        effects = []
+        for effect in record["effects"]:
+            values = {name: value for name, value in effect.items() if name in names}
+            values["registered"] = effect.get("registered", max(1, len(effect["looks"])))
+            values["grid"] = effect.get("grid") or grid_of([0.0, *effect["values"]])
+            effects.append(Effect(**values))
+        claim = Claim(record["claim"], record["statement"], effects, record["source"])
+        claim.scale, claim.commit = record["scale"], record["origin"].partition("commit ")[2]
+        claims.append(claim)
+    looked = {}
+    for claim in claims:
+        for effect in claim.effects:
+            looked[claim.name, effect.what] = Looked(effect.looks, effect.registered)
+    adjust(claims, looked)
+    for record, claim in zip(content["claims"], claims, strict=True):
+        record.update(claim.record() | {"origin": record["origin"]})
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    text = markdown(claims, content["note"])
+    for record, claim in zip(content["claims"], claims, strict=True):
+        text = text.replace(
+            f"({claim.origin}). {claim.statement}", f"({record['origin']}). {claim.statement}"
+        )
+    (folder / "claims.md").write_text(text)
+    return ["claims.json", "claims.md"]
+
+
 def main() -> None:
     """Renew the folders that are named, or all."""
     named = sys.argv[1:]
     for path in sorted(RESULTS.glob("*/rows.csv")):
         folder = path.parent
-        if (folder / MEASURED).exists() or (named and folder.name not in named):
+        if named and folder.name not in named:
             continue
         try:
-            print(f"{folder.name}: {', '.join(renew(folder))}", flush=True)
+            write = rejudge if (folder / MEASURED).exists() else renew
+            print(f"{folder.name}: {', '.join(write(folder))}", flush=True)
         except Exception as fault:
             print(f"{folder.name}: left out, {type(fault).__name__}: {fault}", flush=True)
 

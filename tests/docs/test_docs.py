@@ -285,6 +285,9 @@ def printed_commands():
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 waiting += action.choices.values()
+    makefile = (ROOT / "Makefile").read_text()
+    for words in re.findall(r"^\t\$\(SWEEP\) ([^$\n]+)$", makefile, re.MULTILINE):
+        yield "Makefile", words.strip()
     for where, text in texts.items():
         text = text.replace("\\\n", " ")
         shown = re.findall(r"`(commsweep [^`\n]+)`", text)
