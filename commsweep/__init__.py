@@ -8,7 +8,7 @@
     cs.insert(model, links, sample, batch_size)       # boundaries in a model of your own
     cs.CompressionHook(model, compressor)             # gradients of DistributedDataParallel
     cs.preset(name), cs.run(run), cs.sweep(runs)      # trainings of the harness
-    cs.load_rows(path)                                # rows of a report, as a DataFrame
+    cs.load_rows(path), cs.load_curves(path)          # runs and their curves, as DataFrames
     cs.UserError                                      # every mistake that a user can mend
 
 These names are stable. Each is imported when it is first used, so that `import commsweep` is fast.
@@ -20,13 +20,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commsweep.api_functions import compress, load_rows, run, sweep
+    from commsweep.api_functions import compress, run, sweep
     from commsweep.boundary.insert import insert
     from commsweep.data_parallel.hook import CompressionHook
     from commsweep.errors import UserError
     from commsweep.integrations.measure import measure
     from commsweep.integrations.shadow import Shadow
     from commsweep.registry import preset
+    from commsweep.reporting.tidy import load_curves, load_rows
 
 __all__ = [
     "CompressionHook",
@@ -34,6 +35,7 @@ __all__ = [
     "UserError",
     "compress",
     "insert",
+    "load_curves",
     "load_rows",
     "measure",
     "preset",
@@ -46,7 +48,8 @@ _WHERE = {
     "UserError": "commsweep.errors",
     "compress": "commsweep.api_functions",
     "insert": "commsweep.boundary.insert",
-    "load_rows": "commsweep.api_functions",
+    "load_curves": "commsweep.reporting.tidy",
+    "load_rows": "commsweep.reporting.tidy",
     "measure": "commsweep.integrations.measure",
     "preset": "commsweep.registry",
     "run": "commsweep.api_functions",

@@ -1,4 +1,4 @@
-"""The harness from Python: train a Run, train several, read rows."""
+"""The harness from Python: train a Run, or several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from commsweep.config import Execution, Run, override
-from commsweep.errors import UserError
 from commsweep.registry import preset
 from commsweep.store import Row, Store
 
@@ -58,23 +57,3 @@ def sweep(
     for run_ in chosen:
         run(run_, store, device)
     return of_cells(store, {run_id(run): record(run) for run in chosen})
-
-
-def load_rows(path: str | Path) -> pd.DataFrame:
-    """The rows.csv of a report, or all runs of a store folder, one row a run
-    (docs/reference/columns.md). Raises UserError when it is neither.
-    """
-    import pandas as pd
-
-    from commsweep.reporting.results import load
-
-    path = Path(path)
-    if path.is_dir():
-        return load(path)
-    try:
-        # an id of digits only is no number, and one like 1e5 neither
-        return pd.read_csv(path, dtype={"id": str, "setting_id": str})
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv"
-        ) from None

@@ -27,6 +27,12 @@ MINE = (
 )
 
 
+AGAINST = (
+    "compare every setting with this one, such as eden:2, bwd=ef+topk:0.1 or dense, all effects "
+    "judged together"
+)
+
+
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
     """Register this file's subcommands."""
     report = commands.add_parser(
@@ -39,6 +45,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument("--out", type=folder, help="folder to write to (default: out/NAME)")
     report.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     report.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
+    report.add_argument("--against", default="", metavar="CODEC", help=AGAINST)
     report.add_argument(
         "--scale",
         choices=("log", "linear"),
@@ -86,6 +93,7 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     claims.add_argument("name", help="a sweep that was launched into this store")
     claims.add_argument("--papers", type=words, default=(), metavar="NAMES", help=PAPERS)
     claims.add_argument("--claims", default="", metavar="FILE:FUNCTION", help=MINE)
+    claims.add_argument("--against", default="", metavar="CODEC", help=AGAINST)
     claims.set_defaults(command=_claims)
 
 
@@ -118,6 +126,7 @@ def _report(args: argparse.Namespace) -> int:
         papers=args.papers,
         mine=args.claims,
         figures=report.Figures(args.scale, args.figures, args.figure, lambda name: bar.update()),
+        against=args.against,
     )
     bar.close()
     if args.json:
@@ -192,8 +201,8 @@ def _findings(args: argparse.Namespace) -> int:
 
 def _claims(args: argparse.Namespace) -> int:
     from commsweep.registry import label, sweeps
-    from commsweep.reporting import interim_looks
-    from commsweep.reporting.claim import deciding, markdown
+    from commsweep.reporting import against, interim_looks
+    from commsweep.reporting.claim import adjust, deciding, markdown
     from commsweep.reporting.report_parts import all_claims
     from commsweep.reporting.results import load, uneven
 
@@ -203,6 +212,9 @@ def _claims(args: argparse.Namespace) -> int:
     verdicts = all_claims(frame, args.papers, args.claims, interim_looks.read(args.store, name))
     if name not in sweeps() and not args.claims:
         verdicts = [claim.explored() for claim in verdicts]
+    if args.against:
+        verdicts.append(against.claim(frame, args.against))
+        adjust(verdicts, interim_looks.read(args.store, name))
     interim_looks.note(args.store, name, verdicts)
     print(
         json.dumps([claim.record() for claim in verdicts])

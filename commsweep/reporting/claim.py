@@ -316,6 +316,7 @@ class Claim:
     registered: str = ""
     commit: str = ""
     first_run: str | None = None  # when the first of its runs ended, where all rows say so
+    registrable: bool = True  # a launch can name it
 
     @property
     def verdict(self) -> str:
@@ -714,5 +715,6 @@ def deciding(
     return {
         claim.name: f"commsweep sweep launch {sweep} --claim '{claim.name}' --decide{only}"
         for claim in claims
-        if any(effect.seeds and set(effect.ids) <= ids for effect in claim.effects)
+        if claim.registrable
+        and any(effect.seeds and set(effect.ids) <= ids for effect in claim.effects)
     }

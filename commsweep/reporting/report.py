@@ -121,6 +121,7 @@ def write(
     additional: Callable[[pd.DataFrame, pd.DataFrame], More] | None = None,
     running: int = 0,
     figures: Figures | None = None,
+    against: str = "",
 ) -> Report:
     """Tables (md, tex, csv), figures (png), claims (md, json) and report.html of one sweep.
 
@@ -129,7 +130,8 @@ def write(
     claims. additional: makes what else belongs there, of the runs and their curves; it comes first,
     claims by their names. running: seconds after which the page loads itself anew, of a sweep that
     goes on: nothing is judged then, because every look at a verdict counts. figures: how
-    they are drawn, and which. Raises UserError when the sweep is unknown to the store, none of its
+    they are drawn, and which. against: a setting that every other one is compared with, in a claim
+    more. Raises UserError when the sweep is unknown to the store, none of its
     runs is finished, or no figure has the name.
     """
     frame = results.load(store, sweep)
@@ -140,6 +142,7 @@ def write(
         )
     # Seconds to import, so only once there is something to draw.
     from commsweep.reporting import claim, figure, interim_looks, report_parts
+    from commsweep.reporting.against import claim as against_claim
     from commsweep.reporting.page import html
 
     wish = figures or Figures()
@@ -158,6 +161,8 @@ def write(
         if sweep not in sweeps() and not mine:
             claims = [judged.explored() for judged in claims]
         claims = extra.claims + claims
+        if against:
+            claims.append(against_claim(frame, against))
     if additional:
         claims.sort(key=lambda claim: claim.name)
     report = Report(
