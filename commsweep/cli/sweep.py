@@ -687,17 +687,18 @@ def _adopt(args: argparse.Namespace) -> int:
             "version of it?"
         )
     taken = adopt(name, runs, list(rows.values()), store)
+    with_curves = 0
     for path in args.files:  # whoever measured them has looked at them
         interim_looks.take(store.root, name, path.with_name("claims.json"))
+        curves = path.with_name(published.CURVES)
+        with_curves += published.adopt_curves(curves, set(rows), store)
     if args.json:
-        print(
-            json.dumps(
-                {"sweep": name, "adopted": taken, "kept": len(rows) - taken, "others": left_out}
-            )
-        )
+        counts = {"adopted": taken, "kept": len(rows) - taken, "others": left_out}
+        print(json.dumps({"sweep": name, **counts, "with_curves": with_curves}))
         return 0
+    curves_text = f"{with_curves} with their curves" if with_curves else "no curves lie beside them"
     print(
-        f"{name}: {taken} runs adopted"
+        f"{name}: {taken} runs adopted, {curves_text}"
         + (f"; {len(rows) - taken} stay as recorded here" * (taken < len(rows)))
         + (f"; {left_out} lines have no outcome of a run of this sweep" if left_out else "")
     )

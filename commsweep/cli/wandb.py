@@ -6,13 +6,25 @@ import argparse
 import sys
 from pathlib import Path
 
+from commsweep.cli.options import words
 from commsweep.cli.runs import changes, execution, execution_options, points_option
 from commsweep.config import run_id
 from commsweep.errors import UserError
-from commsweep.launching.views.wandb import MODES, View, definition, report_cell
+from commsweep.launching.views.wandb import (
+    ALL,
+    CODECS,
+    METHODS,
+    MODES,
+    View,
+    cell_of,
+    definition,
+    report_cell,
+)
 from commsweep.lean_imports import loading
 from commsweep.registry import sweep
 from commsweep.store import FINISHED, Store
+
+WORDS = (CODECS, ALL)  # parameters whose value is several settings in words
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -50,15 +62,38 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     )
     define.add_argument("name", help="a sweep")
     define.add_argument("--project", default="commsweep")
+    define.add_argument(
+        "--method",
+        choices=METHODS,
+        default="grid",
+        help="grid goes through the cells; random and bayes choose settings, each trained with "
+        "all seeds of the sweep (default: grid)",
+    )
     define.set_defaults(command=_define)
     cell = kinds.add_parser(
         "cell",
         parents=[shared, execution_options(), points_option()],
         help="what a W&B agent runs: one cell",
-        description="Execute one cell of a sweep and fill in the run of the W&B agent that asked.",
+        description=(
+            "Execute one cell of a sweep and fill in the run of the W&B agent that asked. A cell "
+            "that is recorded is not trained again."
+        ),
     )
     cell.add_argument("name", help="a sweep")
-    cell.add_argument("cell", metavar="cell=ID", help="the cell's run id")
+    cell.add_argument(
+        "parameters",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="parameters of commsweep wandb sweep, such as 'codecs=fwd=topk:0.1'; cell=ID for one "
+        "run by its id",
+    )
+    cell.add_argument(
+        "--seeds",
+        type=words,
+        default=(),
+        metavar="N,N",
+        help="train the setting with each of these seeds and report the mean",
+    )
     cell.set_defaults(command=_cell)
 
 
@@ -91,23 +126,39 @@ def _push(args: argparse.Namespace) -> int:
 def _define(args: argparse.Namespace) -> int:
     import yaml
 
-    yaml.safe_dump(definition(args.name, args.store, args.project), sys.stdout, sort_keys=False)
+    content = definition(args.name, args.store, args.project, args.method)
+    yaml.safe_dump(content, sys.stdout, sort_keys=False)
     return 0
 
 
 def _cell(args: argparse.Namespace) -> int:
-    pairs = changes([args.cell])
     store = Store(args.store)
-    cells = {run_id(run): run for run in sweep(args.name, store)}
-    if pairs.keys() != {"cell"} or pairs["cell"] not in cells:
-        raise UserError(
-            f"'{args.cell}' names no cell of sweep '{args.name}'; write cell=ID with an id of: "
-            f"commsweep sweep plan {args.name}"
-        )
+    runs = sweep(args.name, store)
+    by_id = {run_id(run): run for run in runs}
+    chosen = {}
+    for pair in args.parameters:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise UserError(f"'{pair}' names no parameter; write KEY=VALUE")
+        chosen[key] = value
+    if "cell" in chosen:
+        if chosen.keys() != {"cell"} or chosen["cell"] not in by_id:
+            raise UserError(
+                f"'cell={chosen['cell']}' names no cell of sweep '{args.name}'; write cell=ID with "
+                f"an id of: commsweep sweep plan {args.name}"
+            )
+        cells = [by_id[chosen["cell"]]]
+    else:
+        if bad := [seed for seed in args.seeds if not seed.isdigit()]:
+            raise UserError(f"--seeds {bad[0]}: not a whole number; write for instance 0,1,2")
+        seeds = [int(seed) for seed in args.seeds]
+        values = changes([f"{key}={value}" for key, value in chosen.items() if key not in WORDS])
+        cells = cell_of(runs, {key: chosen[key] for key in WORDS if key in chosen} | values, seeds)
     with loading():
         from commsweep.training.run import execute
 
-    row = execute(cells[pairs["cell"]], store, execution(args, by="sweep"))
-    report_cell(row, store.folder(row["id"]).metrics(), store.root / ".wandb")
-    print(f"{row['id']} {row['status']}")
-    return 0 if row["status"] == FINISHED else 1
+    rows = [execute(run, store, execution(args, by="sweep")) for run in cells]
+    report_cell(rows, store)
+    for row in rows:
+        print(f"{row['id']} {row['status']}")
+    return 0 if all(row["status"] == FINISHED for row in rows) else 1

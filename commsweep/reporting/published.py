@@ -9,10 +9,11 @@ absent, not made up.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from typing import Any
 from commsweep.config import Run, record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.errors import UserError
-from commsweep.store import DIVERGED, FINISHED, Row
+from commsweep.store import DIVERGED, FINISHED, POINTS, Row, Store
 
+CURVES = "curves.csv.gz"  # beside rows.csv
 # Part of a row, by how the names of its columns begin.
 PARTS = {
     "bytes": "bytes",
@@ -172,3 +174,39 @@ def _number(name: str, text: str) -> float:
     if math.isnan(value):
         raise ValueError(f"{name} is '{text}', no number")
     return value
+
+
+def adopt_curves(path: Path, ids: Collection[str], store: Store) -> int:
+    """Record the points along trainings that were measured elsewhere, of these runs where the store
+    has none; the number of runs that got some. path: a `curves.csv.gz`, which may be missing.
+
+    Raises UserError where the file is none.
+    """
+    if not path.is_file():
+        return 0
+    by_run: dict[str, list[dict[str, Any]]] = {}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as handle:
+            for line in csv.DictReader(handle):
+                if line["id"] in ids:
+                    by_run.setdefault(line["id"], []).append(_point(line))
+    except (OSError, ValueError, KeyError, EOFError, csv.Error) as error:
+        raise UserError(f"'{path}' cannot be read as curves ({error!r}); leave it out") from None
+    count = 0
+    for name, points in by_run.items():
+        folder = store.folder(name)
+        if (folder.path / "done.json").exists() and not (folder.path / POINTS).exists():
+            for point in points:
+                folder.append(point, POINTS)
+            count += 1
+    return count
+
+
+def _point(line: dict[str, str]) -> dict[str, Any]:
+    """The numbers of a line of curves; a step is a whole one."""
+    point: dict[str, Any] = {}
+    for name, text in line.items():
+        if name != "id" and text:
+            number = float(text)
+            point[name] = int(number) if number.is_integer() and name != "epoch" else number
+    return point

@@ -149,7 +149,10 @@ def write(
     # So that nothing drawn from other rows stays behind; one figure is drawn beside the others.
     for name in ("tables",) if wish.only else ("tables", "figures"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    curves = results.curves(store, list(frame.id[frame.status == "finished"]))
+    finished = list(frame.id[frame.status == "finished"])
+    curves = results.curves(store, finished)
+    if curves.empty:  # of rows that were measured elsewhere
+        curves = results.points(store, finished)
     extra = additional(frame, curves) if additional else More([], [], [])
     interim_looks.take(store, sweep, folder / "claims.json")
     before = interim_looks.read(store, sweep)
@@ -211,7 +214,7 @@ def write(
         }
         _text(folder / "claims.json", json.dumps(content, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
-    points = results.points(store, list(frame.id[frame.status == "finished"]))
+    points = results.points(store, finished)
     if len(points):
         compression: dict[str, Any] = {"method": "gzip", "mtime": 0}
         points.to_csv(folder / "curves.csv.gz", index=False, compression=compression)

@@ -331,6 +331,13 @@ def points(store: str | Path, ids: list[str]) -> pd.DataFrame:
     return frame
 
 
+def setting_id(run: Mapping[str, Any]) -> str:
+    """The hash of all settings of a run but the seed: equal for the seeds of one setting."""
+    first = flatten(first_names(dict(run)))
+    text = json.dumps({key: value for key, value in first.items() if key != "seed"}, sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:12]
+
+
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     out = {
         "id": row["id"],
@@ -339,10 +346,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         "steps": row.get("steps"),
         "when": row.get("when"),
     }
-    settings = flatten(row["run"])
-    first = flatten(first_names(row["run"]))
-    text = json.dumps({key: value for key, value in first.items() if key != "seed"}, sort_keys=True)
-    out |= {"setting_id": sha256(text.encode()).hexdigest()[:12]} | settings
+    out |= {"setting_id": setting_id(row["run"])} | flatten(row["run"])
     if "model.cuts" in out:
         out["model.cuts"] = ",".join(out["model.cuts"])
     out |= row.get("metrics", {}) | {

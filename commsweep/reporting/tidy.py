@@ -93,14 +93,14 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
         return frame
     columns: dict[str, dict[str, Any]] = {}
     for row in frame.drop_duplicates("setting_id").to_dict("records"):
-        columns[row["setting_id"]] = _codecs(row)
+        columns[row["setting_id"]] = codecs(row)
     added = pd.DataFrame([columns[setting] for setting in frame.setting_id], index=frame.index)
     first = frame[["id"]].assign(setting=frame.setting_id, seed=frame.get("seed"))
     left = frame.drop(columns=[*first.columns, *added.columns], errors="ignore")
     return pd.concat([first, added, left], axis=1)
 
 
-def _codecs(row: dict[str, Any]) -> dict[str, Any]:
+def codecs(row: dict[str, Any]) -> dict[str, Any]:
     """The codec of each side of a row in words, K, bits and feedback."""
     words = {side: _word(row, side) for side in SIDES}
     sent = [f"{side}={word}" for side, word in words.items() if word not in ("none", "")]

@@ -71,6 +71,7 @@ from commsweep.training.step import CHECK_EVERY, Task, check_microbatches, check
 from commsweep.training.subspace import SubspaceTraining
 from commsweep.training.tasks import kind
 
+NAME = 200  # characters of a folder's name
 CONTINUE = "last"  # name of a run's checkpoints
 FORM = "crossings"  # what a checkpoint of this version has, and one of an earlier one has not
 
@@ -436,7 +437,9 @@ def _tensorboard(run: Run, folder: Path) -> Logger:
     """Return a writer of event files, in a folder named by the run's setting and seed."""
     from pytorch_lightning.loggers import TensorBoardLogger
 
-    version = title(record(run)).replace("/", "-")[-200:]  # "min-max 4 / 8 bit"; a file's name
+    version = title(record(run)).replace("/", "-")  # "min-max 4 / 8 bit"; a file's name
+    if len(version) > NAME:
+        version = f"{version[: NAME - 20]}..., seed {run.seed}"
     try:
         return TensorBoardLogger(folder, name="tensorboard", version=version)
     except ModuleNotFoundError:

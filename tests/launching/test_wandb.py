@@ -17,9 +17,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from commsweep.cli.main import main
 from commsweep.config import Execution, flatten, run_id
+from commsweep.errors import UserError
 from commsweep.launching.launch import launch, register
+from commsweep.launching.views import wandb
 from commsweep.launching.views.wandb import Follower, View, definition
 from commsweep.registry import sweep
+from commsweep.reporting import results
 from commsweep.reporting.foreign_rows import wandb_key, wandb_records
 from commsweep.store import METRICS, POINTS, Store
 from tests.helpers import tiny
@@ -79,8 +82,9 @@ def test_what_is_shown_is_what_is_stored(recorded):
     store, runs = recorded
     good, bad = (store.folder(run_id(run)).row() for run in runs)
     group, config, history, summary, code, name = shown(store)[good["id"]]
-    assert group == "two" and code == 0
-    assert name == "activations: TopK 10 %, synthetic, seed 0"
+    assert code == 0 and group == config["setting"] == results.setting_id(good["run"])
+    assert (config["codec"], config["K"], config["feedback"]) == ("fwd=topk:0.1", 0.1, "none")
+    assert name.startswith("fwd=topk:0.1 ") and "optim.lr=" in name
     assert {name: config[name] for name in flatten(good["run"])} == flatten(
         json.loads(json.dumps(good["run"]))
     )
@@ -132,7 +136,8 @@ def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     store, ids = Store(tmp_path), {run_id(run) for run in sweep("smoke")}
     seen = shown(store)
     assert seen.keys() == ids | {"report-smoke"}
-    assert {one[0] for one in seen.values()} == {"smoke"}
+    settings = {results.setting_id(store.folder(name).row()["run"]) for name in ids}
+    assert {one[0] for one in seen.values()} == {"smoke"} | settings
     pictures = {
         name.split(".")[0]
         for line in seen["report-smoke"][2]
@@ -167,15 +172,17 @@ def test_what_wandbs_agent_runs_is_our_own_command(tmp_path):
         check=True,
     ).stdout
     made = yaml.safe_load(text)
-    cells = made["parameters"]["cell"]["values"]
-    assert made["method"] == "grid" and cells == [run_id(run) for run in sweep("smoke")]
-    for turn, cell in enumerate((cells[0], cells[5])):
+    runs, values = sweep("smoke"), made["parameters"]["codecs"]["values"]
+    assert made["method"] == "grid" and made["metric"]["name"] == "val_on_acc"
+    assert values == [wandb.in_words(run) for run in runs]
+    for turn, at in enumerate((0, 5)):
+        cell = run_id(runs[at])
         macros = {
-            "${env}": "/usr/bin/env",
-            "${interpreter}": sys.executable,
-            "${args_no_hyphens}": f"cell={cell}",
+            "${env}": ["/usr/bin/env"],
+            "${interpreter}": [sys.executable],
+            "${args_no_hyphens}": [f"codecs={values[at]}"],
         }
-        command = [macros.get(word, word) for word in made["command"]]
+        command = [word for macro in made["command"] for word in macros.get(macro, [macro])]
         environment = os.environ | {
             "WANDB_SWEEP_ID": "s1",
             "WANDB_RUN_ID": f"agents{turn}",
@@ -187,6 +194,28 @@ def test_what_wandbs_agent_runs_is_our_own_command(tmp_path):
         config, summary = shown(store)[f"agents{turn}"][1], shown(store)[f"agents{turn}"][3]
         assert config["id"] == cell
         assert summary["test_on_acc"] == store.folder(cell).row()["metrics"]["test_on_acc"]
+
+
+@pytest.mark.parametrize("name", ["demo", "smoke", "floor_optimizers", "text_width", "digits_grid"])
+def test_every_cell_of_a_sweep_is_one_choice_of_its_parameters(name):
+    runs = sweep(name)
+    records = wandb.parameters(runs)
+    for run, values in zip(runs, records, strict=True):
+        assert wandb.cell_of(runs, values) == [run]
+    first = definition(name, Path("store"), method="bayes")
+    seeds = sorted({run.seed for run in runs})
+    assert "seed" not in first["parameters"]
+    assert first["command"][-3:-1] == ["--seeds", ",".join(map(str, seeds))]
+
+
+def test_a_value_that_the_sweep_has_not_is_trained_too():
+    runs = sweep("smoke")
+    (run,) = wandb.cell_of(runs, {"codecs": wandb.in_words(runs[1]), "optim.lr": 0.0123})
+    assert run.optim.lr == 0.0123 and run.fwd == runs[1].fwd
+    several = wandb.cell_of(runs, {"codecs": wandb.in_words(runs[1])}, [3, 4])
+    assert [run.seed for run in several] == [3, 4] and several[0].fwd == runs[1].fwd
+    with pytest.raises(UserError, match="names no cell of the sweep"):
+        wandb.cell_of(runs, {"codecs": "fwd=topk:0.123"})
 
 
 def test_what_wandb_refuses_does_not_end_a_launch(recorded, monkeypatch):

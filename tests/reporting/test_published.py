@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import math
+import re
 import shutil
+import zlib
 
+import pandas as pd
 import pytest
 
+import commsweep as cs
 from commsweep.cli.main import main
 from commsweep.config import run_id
 from commsweep.errors import UserError
@@ -129,7 +134,7 @@ def test_every_figure_of_the_rows_in_the_repository_is_drawn_and_has_room_for_it
 @pytest.mark.slow
 def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
     assert main(["sweep", "adopt", "demo", str(DEMO), "--store", str(tmp_path / "store")]) == 0
-    assert capsys.readouterr().out == "demo: 104 runs adopted\n"
+    assert capsys.readouterr().out == "demo: 104 runs adopted, no curves lie beside them\n"
     assert (
         main(["report", "demo", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
         == 0
@@ -141,6 +146,33 @@ def test_a_report_of_adopted_rows_writes_the_same_rows(tmp_path, capsys):
     assert (tmp_path / "out" / "report.html").exists() and not (
         tmp_path / "out/figures/convergence.png"
     ).exists()
+
+
+def test_curves_that_lie_beside_rows_are_adopted_and_drawn(tmp_path, capsys):
+    folder, store = RESULTS / "floor_warm", str(tmp_path / "store")
+    command = ["sweep", "adopt", "floor_warm", str(folder / "rows.csv"), "--store", store]
+    assert main(command) == 0
+    assert "42 runs adopted, 42 with their curves" in capsys.readouterr().out
+    assert main(command) == 0  # what is there stays
+    assert "0 runs adopted, no curves" in capsys.readouterr().out
+    out = tmp_path / "out"
+    assert main(["report", "floor_warm", "--store", store, "--out", str(out)]) == 0
+    published, adopted = (cs.load_curves(path) for path in (folder, out))
+    keys = ["id", "step"]
+    frames = [frame.sort_values(keys).reset_index(drop=True) for frame in (published, adopted)]
+    pd.testing.assert_frame_equal(frames[0], frames[1][list(frames[0])], check_dtype=False)
+    assert '"val_on_loss"' in page_data(out / "report.html")
+    damaged = tmp_path / "rows.csv"
+    shutil.copy(folder / "rows.csv", damaged)
+    (tmp_path / "curves.csv.gz").write_bytes(b"no gzip")
+    again = ["sweep", "adopt", "floor_warm", str(damaged), "--store", str(tmp_path / "other")]
+    assert main(again) == 2 and "cannot be read as curves" in capsys.readouterr().err
+
+
+def page_data(path):
+    """The data of a page, unpacked."""
+    packed = re.search(r'id="data"[^>]*>([^<]+)<', path.read_text())[1]
+    return zlib.decompress(base64.b64decode(packed), wbits=31).decode()
 
 
 def test_what_is_recorded_stays_and_the_rest_is_left_to_a_launch(tmp_path, capsys):
@@ -157,6 +189,7 @@ def test_what_is_recorded_stays_and_the_rest_is_left_to_a_launch(tmp_path, capsy
         "adopted": 3,
         "kept": 0,
         "others": 2,
+        "with_curves": 0,
     }
     folder = store.folder(rows[0]["id"])
     before = (folder.path / "done.json").read_bytes()
@@ -167,6 +200,7 @@ def test_what_is_recorded_stays_and_the_rest_is_left_to_a_launch(tmp_path, capsy
         "adopted": 0,
         "kept": 1,
         "others": 0,
+        "with_curves": 0,
     }
     assert (folder.path / "done.json").read_bytes() == before
     assert folder.begun_by() == "sweep" and run_id(folder.run()) == rows[0]["id"]

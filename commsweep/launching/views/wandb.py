@@ -1,30 +1,36 @@
 """Weights & Biases as a view of the store: runs are replayed into it, nothing is read back from it.
 
-One W&B run a recorded run, under the same id, in a group named after the sweep; flat dotted
-configuration; the evaluations with compression on and off, and the bytes. What was replayed is
-noted beside the store, so that a second replay sends only what is new. Run folders stay the record:
-fragments of W&B's offline files never matter.
+One W&B run a recorded run, under the same id, in a group of the seeds of its setting, tagged with
+the sweep; flat dotted configuration, with codec, K, bits and feedback; the evaluations with
+compression on and off, and the bytes. What was replayed is noted beside the store, so that a second
+replay sends only what is new. Run folders stay the record: fragments of W&B's offline files never
+matter.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from commsweep.config import flatten, run_id
+from commsweep.config import Run, flatten, override, record, run_id
 from commsweep.config.labels import title
 from commsweep.errors import UserError
 from commsweep.registry import sweep as sweep_runs
+from commsweep.registry import sweeps
 from commsweep.store import FINISHED, Row, Store
 
 MODES = ("disabled", "offline", "online")
+CODEC_SETTING = re.compile(r"(fwd|bwd|grad|at\..+)\.(compressor|feedback)\b")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,18 @@ class View:
         (ns).
         """
         return self.folder / f"{self.project}.{self.mode}.jsonl"
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The runs of the sweep by what tells them apart: "fwd=topk:0.1 optim.lr=0.01 seed=0"."""
+        if self.group not in self.store.sweeps() and self.group not in sweeps():
+            return {}
+        runs, names = sweep_runs(self.group, self.store), {}
+        for run, values in zip(runs, parameters(runs), strict=True):
+            first = values.get(CODECS, values.get(ALL))
+            others = [f"{key}={value}" for key, value in values.items() if key not in (CODECS, ALL)]
+            names[run_id(run)] = " ".join([str(first), *others])
+        return names
 
     def check(self) -> None:
         """Raise UserError when the mode is unknown, or online without a login."""
@@ -110,7 +128,7 @@ class View:
             return wandb.init(
                 project=self.project,
                 id=wandb_id,
-                group=self.group or None,
+                group=config.get("setting") or self.group or None,
                 job_type=kind,
                 config=config,
                 mode=self.mode,
@@ -124,21 +142,28 @@ class View:
             raise UserError(f"--wandb {self.mode}: {str(error).strip().splitlines()[0]}") from None
 
     def _replay(self, row: Row, evaluations: list[dict[str, Any]]) -> None:
-        name, settings = title(row["run"]), config_of(row)
-        run = self._begin(row["id"], "run", settings, name=name, tags=[row["status"]])
+        name, settings = self.names.get(row["id"], title(row["run"])), config_of(row)
+        tags = [row["status"], *[self.group][: bool(self.group)]]
+        run = self._begin(row["id"], "run", settings, name=name, tags=tags)
         fill(run, row, evaluations)
         run.finish(exit_code=0 if row["status"] == FINISHED else 1)
 
 
 def config_of(row: Row) -> dict[str, Any]:
-    """Settings under flat dotted names, with our id."""
-    return {"id": row["id"], **flatten(row["run"])}
+    """Settings under flat dotted names, with our id; the setting (equal for its seeds), codec, K,
+    bits and feedback as `cs.load_rows` has them.
+    """
+    from commsweep.reporting import results, tidy
+
+    settings = flatten(row["run"])
+    setting = results.setting_id(row["run"])
+    return {"id": row["id"], "setting": setting, **tidy.codecs(settings), **settings}
 
 
 def fill(run: Any, row: Row, evaluations: list[dict[str, Any]]) -> None:
     """A recorded run's evaluations by step, and its outcome as summary."""
-    for record in evaluations:
-        run.log(record, step=record["step"])
+    for evaluation in evaluations:
+        run.log(evaluation, step=evaluation["step"])
     summary = dict(row["metrics"])
     for section in ("bytes", "seconds", "speed"):
         summary |= {f"{section}.{key}": value for key, value in row.get(section, {}).items()}
@@ -176,22 +201,86 @@ class Follower:
                     self.fault = f"{error or type(error).__name__}; later: commsweep wandb push"
 
 
-def definition(name: str, store: Path, project: str = "commsweep") -> dict[str, Any]:
-    """The W&B sweep of a grid: its cells are the values of one parameter, so an agent runs those
-    and no other.
+METHODS = ("grid", "random", "bayes")
+CODECS, ALL, SEED = "codecs", "settings", "seed"
 
-    The command is our own (`commsweep wandb cell`); W&B's agent fills the macros in.
+
+def in_words(run: Run) -> str:
+    """The codecs of a run: "fwd=ef+topk:0.1 bwd=uniform:4"; "dense" of one that has none."""
+    return " ".join(f"{key}={word}" for key, word in run.codecs.items()) or "dense"
+
+
+def parameters(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The parameters of a W&B sweep that tell runs apart, one record a run.
+
+    `codecs` in words, and each other setting that varies, where every combination of these is a
+    run. Else `settings`, the words of all that varies, and the seed where each has the same.
+    """
+    settings = [_but_codecs(run) for run in runs]
+    names = sorted({name for values in settings for name in values})
+    varied = [name for name in names if len({str(values.get(name)) for values in settings}) > 1]
+    records = []
+    for run, values in zip(runs, settings, strict=True):
+        records.append({CODECS: in_words(run)} | {name: values.get(name) for name in varied})
+    if _are_all(records):
+        return records
+    together = []
+    for values in records:
+        named = [name for name in varied if name != SEED and values[name] is not None]
+        words = " ".join([values[CODECS], *(f"{name}={values[name]}" for name in named)])
+        together.append({ALL: words, SEED: values.get(SEED, runs[0].seed)})
+    if _are_all(together):
+        return together
+    return [{ALL: f"{values[ALL]} seed={values[SEED]}"} for values in together]
+
+
+def _but_codecs(run: Run) -> dict[str, Any]:
+    """The settings of a run that are not of its codecs, as text where they are lists."""
+    values = {}
+    for name, value in flatten(record(run)).items():
+        if not CODEC_SETTING.match(name):
+            values[name] = json.dumps(value) if isinstance(value, list) else value
+    return values
+
+
+def _are_all(records: Sequence[dict[str, Any]]) -> bool:
+    """True where each combination of the values of these records is one of them, once."""
+    if any(value is None for values in records for value in values.values()):
+        return False
+    combinations = math.prod(len({str(values[name]) for values in records}) for name in records[0])
+    distinct = {json.dumps(values, sort_keys=True) for values in records}
+    return combinations == len(distinct) == len(records)
+
+
+def definition(
+    name: str, store: Path, project: str = "commsweep", method: str = "grid"
+) -> dict[str, Any]:
+    """The W&B sweep of a grid, with its settings as parameters and a score of the validation set.
+
+    The command is our own (`commsweep wandb cell`); W&B's agent fills the macros in. method: "grid"
+    goes through the cells; "random" and "bayes" choose settings, each trained with all seeds of the
+    grid.
     """
     runs = sweep_runs(name, Store(store))
     text = runs[0].model.name.startswith(("gpt2", "pretrained"))
+    records = parameters(runs)
+    fixed: list[str] = []
+    if method != "grid":
+        seeds = sorted({run.seed for run in runs})
+        fixed = ["--seeds", ",".join(map(str, seeds))]
+        records = parameters([run for run in runs if run.seed == seeds[0]])
+    values = {}
+    for key in records[0]:
+        if key != SEED or method == "grid":
+            values[key] = {"values": list(dict.fromkeys(values[key] for values in records))}
     return {
         "name": name,
         "project": project,
-        "method": "grid",
-        "metric": {"name": "test_on_ppl", "goal": "minimize"}
+        "method": method,
+        "metric": {"name": "val_on_loss", "goal": "minimize"}
         if text
-        else {"name": "test_on_acc", "goal": "maximize"},
-        "parameters": {"cell": {"values": [run_id(run) for run in runs]}},
+        else {"name": "val_on_acc", "goal": "maximize"},
+        "parameters": values,
         # No path of this machine: agents elsewhere have their own, and start where the store is
         # seen by this name.
         "command": [
@@ -204,21 +293,59 @@ def definition(name: str, store: Path, project: str = "commsweep") -> dict[str, 
             name,
             "--store",
             str(store),
+            *fixed,
             "${args_no_hyphens}",
         ],
     }
 
 
-def report_cell(row: Row, evaluations: list[dict[str, Any]], folder: Path) -> None:
+def cell_of(runs: Sequence[Run], chosen: dict[str, Any], seeds: Sequence[int] = ()) -> list[Run]:
+    """The runs of a sweep that an agent's parameters name, one a seed where seeds are given.
+
+    chosen: as in `parameters`; a setting may have a value that the sweep has not. Raises UserError
+    where no run of the sweep has the other ones.
+    """
+    if seeds:
+        first = [run for run in runs if run.seed == min(run.seed for run in runs)]
+    else:
+        first = list(runs)
+    records = parameters(first)
+    wanted = {key: str(value) for key, value in chosen.items()}
+    for run, values in zip(first, records, strict=True):
+        if all(str(values.get(key)) == value for key, value in wanted.items()):
+            return [run.model_copy(update={SEED: seed}) for seed in seeds] or [run]
+    for run, values in zip(first, records, strict=True):
+        if values.get(CODECS, ALL) == wanted.get(CODECS, ALL) and ALL not in wanted:
+            changes = {key: value for key, value in chosen.items() if key != CODECS}
+            other = override(run, changes)
+            return [other.model_copy(update={SEED: seed}) for seed in seeds] or [other]
+    names = ", ".join(f"{key}={value}" for key, value in wanted.items())
+    raise UserError(
+        f"'{names}' names no cell of the sweep; its parameters are those of commsweep wandb sweep"
+    )
+
+
+def report_cell(rows: Sequence[Row], store: Store) -> None:
     """Fill in the run that W&B's agent made for this cell; its environment names it. Does nothing
-    without an agent.
+    without an agent. Of several seeds the scores are means.
     """
     if "WANDB_SWEEP_ID" not in os.environ:
         return
-    wandb = _library()
-    run = wandb.init(config=config_of(row), dir=folder, settings=_settings(wandb))
-    fill(run, row, evaluations)
-    run.finish(exit_code=0 if row["status"] == FINISHED else 1)
+    wandb, first = _library(), rows[0]
+    settings = config_of(first)
+    if len(rows) > 1:
+        settings |= {"id": [row["id"] for row in rows], SEED: [row["run"][SEED] for row in rows]}
+    run = wandb.init(config=settings, dir=store.root / ".wandb", settings=_settings(wandb))
+    fill(run, first, store.folder(first["id"]).metrics() if len(rows) == 1 else [])
+    if len(rows) > 1 and all(row["status"] == FINISHED for row in rows):
+        means = {}
+        for name in first["metrics"]:
+            scores = [row["metrics"].get(name) for row in rows]
+            numbers = [float(score) for score in scores if isinstance(score, (int, float))]
+            if len(numbers) == len(rows):
+                means[name] = sum(numbers) / len(numbers)
+        run.summary.update(means | {"seeds": len(rows)})
+    run.finish(exit_code=0 if all(row["status"] == FINISHED for row in rows) else 1)
 
 
 def _settings(wandb: Any) -> Any:
