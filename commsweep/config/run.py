@@ -473,6 +473,13 @@ def text_id(settings: dict[str, Any]) -> str:
     return hashlib.sha256(f"{SCHEMA}:{text}".encode()).hexdigest()[:12]
 
 
+def setting_id(run: dict[str, Any]) -> str:
+    """The hash of all settings of a Run as it is stored, but the seed: equal for all its seeds."""
+    first = flatten(first_names(run))
+    text = json.dumps({key: value for key, value in first.items() if key != "seed"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dict to dotted keys: {"fwd": {"start_epoch": 0}} -> {"fwd.start_epoch": 0}."""
     flat: dict[str, Any] = {}

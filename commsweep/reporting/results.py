@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pandas as pd
 
 from commsweep.config import flatten
 from commsweep.config.labels import describe
-from commsweep.config.renames import first_names
+from commsweep.config.run import setting_id
 from commsweep.errors import UserError, nearest
 from commsweep.input_digests import mixed
 from commsweep.reporting import index
@@ -329,13 +327,6 @@ def points(store: str | Path, ids: list[str]) -> pd.DataFrame:
     numbers = frame.select_dtypes("float").columns
     frame[numbers] = frame[numbers].map(lambda value: float(f"{value:.6g}"))
     return frame
-
-
-def setting_id(run: Mapping[str, Any]) -> str:
-    """The hash of all settings of a run but the seed: equal for the seeds of one setting."""
-    first = flatten(first_names(dict(run)))
-    text = json.dumps({key: value for key, value in first.items() if key != "seed"}, sort_keys=True)
-    return sha256(text.encode()).hexdigest()[:12]
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

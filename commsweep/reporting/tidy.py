@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
-from commsweep.config.gradients import Gradients
-from commsweep.config.links import Link
+from commsweep.config.coordinates import codecs
 from commsweep.errors import UserError
 from commsweep.reporting import results
 
 ROWS, CURVES = "rows.csv", "curves.csv.gz"
-SIDES = {"fwd": Link, "bwd": Link, "grad": Gradients}
-DENSE = "dense"
-# which column says it, the first that a side has: the share of entries kept, and bits of a value
-SHARES = ("compressor.ratio",)
-BITS = ("compressor.bits", "compressor.values.bits")
 
 
 def load_rows(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
@@ -98,46 +91,3 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[["id"]].assign(setting=frame.setting_id, seed=frame.get("seed"))
     left = frame.drop(columns=[*first.columns, *added.columns], errors="ignore")
     return pd.concat([first, added, left], axis=1)
-
-
-def codecs(row: dict[str, Any]) -> dict[str, Any]:
-    """The codec of each side of a row in words, K, bits and feedback."""
-    words = {side: _word(row, side) for side in SIDES}
-    sent = [f"{side}={word}" for side, word in words.items() if word not in ("none", "")]
-    feedbacks = [row.get(f"{side}.feedback.kind") for side in SIDES]
-    named = [kind for kind in feedbacks if isinstance(kind, str) and kind != "none"]
-    return {
-        "codec": " ".join(sent) or DENSE,
-        **{f"{side}.codec": word for side, word in words.items()},
-        "K": _first(row, SHARES),
-        "bits": _first(row, BITS),
-        "feedback": named[0] if named else "none",
-    }
-
-
-def _first(row: dict[str, Any], names: tuple[str, ...]) -> float | None:
-    for side in SIDES:
-        for name in names:
-            value = row.get(f"{side}.{name}")
-            if value is not None and not pd.isna(value):
-                return float(value)
-    return None
-
-
-def _word(row: dict[str, Any], side: str) -> str:
-    """The codec of a side in one word; of settings that no version has any more, its kind."""
-    settings: dict[str, Any] = {}
-    for name, value in row.items():
-        if not name.startswith((f"{side}.compressor.", f"{side}.feedback.")) or pd.isna(value):
-            continue
-        section, *inner, last = name.split(".")[1:]
-        place = settings.setdefault(section, {})
-        for key in inner:
-            place = place.setdefault(key, {})
-        place[last] = value
-    kind = settings.get("compressor", {}).get("kind", "none")
-    learners = {"learners": 2, "exchange": "allgather"} if side == "grad" else {}
-    try:
-        return SIDES[side].model_validate(settings | learners).word
-    except (ValidationError, ValueError):
-        return str(kind)

@@ -297,7 +297,8 @@ def line(cell: Cell, row: Row) -> dict[str, Any]:
         ]
         fields[name] = sum(values) / len(values) if values else None
     where = row.get("environment", {})
-    return fields | {name: where.get(name) for name in ("processor", "torch", "commit")}
+    fields |= {name: where.get(name) for name in ("processor", "torch", "commit")}
+    return fields | {"when": row.get("when")}
 
 
 def write_rows(folder: Path, lines: Sequence[dict[str, Any]]) -> None:

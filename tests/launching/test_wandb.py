@@ -17,12 +17,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from commsweep.cli.main import main
 from commsweep.config import Execution, flatten, run_id
+from commsweep.config.run import setting_id
 from commsweep.errors import UserError
 from commsweep.launching.launch import launch, register
 from commsweep.launching.views import wandb
 from commsweep.launching.views.wandb import Follower, View, definition
 from commsweep.registry import sweep
-from commsweep.reporting import results
 from commsweep.reporting.foreign_rows import wandb_key, wandb_records
 from commsweep.store import METRICS, POINTS, Store
 from tests.helpers import tiny
@@ -82,7 +82,7 @@ def test_what_is_shown_is_what_is_stored(recorded):
     store, runs = recorded
     good, bad = (store.folder(run_id(run)).row() for run in runs)
     group, config, history, summary, code, name = shown(store)[good["id"]]
-    assert code == 0 and group == config["setting"] == results.setting_id(good["run"])
+    assert code == 0 and group == config["setting"] == setting_id(good["run"])
     assert (config["codec"], config["K"], config["feedback"]) == ("fwd=topk:0.1", 0.1, "none")
     assert name.startswith("fwd=topk:0.1 ") and "optim.lr=" in name
     assert {name: config[name] for name in flatten(good["run"])} == flatten(
@@ -136,7 +136,7 @@ def test_a_launch_shows_its_runs_and_its_report(tmp_path, capsys):
     store, ids = Store(tmp_path), {run_id(run) for run in sweep("smoke")}
     seen = shown(store)
     assert seen.keys() == ids | {"report-smoke"}
-    settings = {results.setting_id(store.folder(name).row()["run"]) for name in ids}
+    settings = {setting_id(store.folder(name).row()["run"]) for name in ids}
     assert {one[0] for one in seen.values()} == {"smoke"} | settings
     pictures = {
         name.split(".")[0]

@@ -538,7 +538,7 @@ def test_an_axis_over_seeds_and_settings_of_a_base(files, capsys):
 
 def test_claims_of_ones_own_are_judged_and_a_papers_are_not(files, store, capsys):
     from commsweep.launching.launch import register
-    from tests.helpers import outcome
+    from tests.helpers import outcome, scatter
 
     base = override(
         tiny(model__name="mlp", model__cuts=["layer1"]),
@@ -557,7 +557,7 @@ def test_claims_of_ones_own_are_judged_and_a_papers_are_not(files, store, capsys
     for place, run in enumerate(runs):
         folder = store.folder(run_id(run))
         folder.begin(run, {})
-        score = 0.9 - 0.3 * (place % 2) + 0.001 * place
+        score = 0.9 - 0.3 * (place % 2) + 0.001 * place + scatter(run)
         folder.finish(outcome(run, metrics={"test_on_acc": score, "test_off_acc": score}))
     register("mine", runs, store)
     assert main(["claims", "mine", "--store", str(store.root), "--json"]) == 0

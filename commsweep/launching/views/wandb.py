@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.config import Run, flatten, override, record, run_id
+from commsweep.config.coordinates import codecs
 from commsweep.config.labels import title
+from commsweep.config.run import setting_id
 from commsweep.errors import UserError
 from commsweep.registry import sweep as sweep_runs
 from commsweep.registry import sweeps
@@ -62,8 +64,8 @@ class View:
         runs, names = sweep_runs(self.group, self.store), {}
         for run, values in zip(runs, parameters(runs), strict=True):
             first = values.get(CODECS, values.get(ALL))
-            others = [f"{key}={value}" for key, value in values.items() if key not in (CODECS, ALL)]
-            names[run_id(run)] = " ".join([str(first), *others])
+            named = [f"{key}={value}" for key, value in values.items() if key not in (CODECS, ALL)]
+            names[run_id(run)] = " ".join([str(first), *named])
         return names
 
     def check(self) -> None:
@@ -153,11 +155,8 @@ def config_of(row: Row) -> dict[str, Any]:
     """Settings under flat dotted names, with our id; the setting (equal for its seeds), codec, K,
     bits and feedback as `cs.load_rows` has them.
     """
-    from commsweep.reporting import results, tidy
-
     settings = flatten(row["run"])
-    setting = results.setting_id(row["run"])
-    return {"id": row["id"], "setting": setting, **tidy.codecs(settings), **settings}
+    return {"id": row["id"], "setting": setting_id(row["run"]), **codecs(settings), **settings}
 
 
 def fill(run: Any, row: Row, evaluations: list[dict[str, Any]]) -> None:
@@ -310,16 +309,16 @@ def cell_of(runs: Sequence[Run], chosen: dict[str, Any], seeds: Sequence[int] = 
     else:
         first = list(runs)
     records = parameters(first)
-    wanted = {key: str(value) for key, value in chosen.items()}
+    texts = {key: str(value) for key, value in chosen.items()}
     for run, values in zip(first, records, strict=True):
-        if all(str(values.get(key)) == value for key, value in wanted.items()):
+        if all(str(values.get(key)) == value for key, value in texts.items()):
             return [run.model_copy(update={SEED: seed}) for seed in seeds] or [run]
     for run, values in zip(first, records, strict=True):
-        if values.get(CODECS, ALL) == wanted.get(CODECS, ALL) and ALL not in wanted:
+        if values.get(CODECS, ALL) == texts.get(CODECS, ALL) and ALL not in texts:
             changes = {key: value for key, value in chosen.items() if key != CODECS}
-            other = override(run, changes)
-            return [other.model_copy(update={SEED: seed}) for seed in seeds] or [other]
-    names = ", ".join(f"{key}={value}" for key, value in wanted.items())
+            changed = override(run, changes)
+            return [changed.model_copy(update={SEED: seed}) for seed in seeds] or [changed]
+    names = ", ".join(f"{key}={value}" for key, value in texts.items())
     raise UserError(
         f"'{names}' names no cell of the sweep; its parameters are those of commsweep wandb sweep"
     )
