@@ -308,9 +308,9 @@ def verdict(standing: Standing) -> str:
 
 @styled
 def fronts(recorded: Sequence[Training]) -> Figure:
-    """Worth kept against bytes for each role and training. Bars are 95 % intervals; coloured and
-    named are decided leads; a triangle stands for an entry below the axis. Entries that collapsed
-    are left out.
+    """Worth kept against bytes for each role and training. Bars are 95 % intervals; coloured are
+    decided leads. An entry is named where none of fewer bytes keeps more, decided or not. A
+    triangle stands for one below the axis. Entries that collapsed are left out.
     """
     roles = list(dict.fromkeys(training.setup.role for training in recorded))
     drawn, axes = plt.subplots(
@@ -324,21 +324,19 @@ def fronts(recorded: Sequence[Training]) -> Figure:
             ranked = [standing for standing in training.standings if standing.worth.ranks]
             for standing in ranked:
                 _drawn(axis, standing)
-            front = [standing for standing in ranked if standing.leads]
-            shares = [100 * standing.share for standing in front]
-            worths = [standing.worth.percent for standing in front]
-            for index, (standing, share, worth) in enumerate(
-                zip(front, shares, worths, strict=True)
-            ):
+            for index, standing in enumerate(_highest(ranked)):
+                share = 100 * standing.share
                 is_right = share > 30
                 axis.annotate(
                     standing.entry.name,
-                    (share, worth),
+                    (share, standing.worth.percent),
                     xytext=(-3 if is_right else 3, 4 if index % 2 else -7),
                     textcoords="offset points",
                     ha="right" if is_right else "left",
                     fontsize=5.5,
                 )
+            if not ranked:
+                axis.text(0.5, 0.5, "cannot tell", ha="center", transform=axis.transAxes)
             logarithmic(axis.xaxis)
             axis.set(
                 title=f"{role}: {training.setup.name}", ylabel="worth kept, %", ylim=(-30, 120)
@@ -346,6 +344,17 @@ def fronts(recorded: Sequence[Training]) -> Figure:
     for axis in axes[-1]:
         axis.set(xlabel="bytes, % of dense")
     return drawn
+
+
+def _highest(ranked: Sequence[Standing]) -> list[Standing]:
+    """The entries that keep more than the floor and than all before them, which have fewer
+    bytes.
+    """
+    highest: list[Standing] = []
+    for standing in ranked:
+        if standing.worth.percent > (highest[-1].worth.percent if highest else 0.0):
+            highest.append(standing)
+    return highest
 
 
 def _drawn(axis: Axes, standing: Standing) -> None:
