@@ -253,8 +253,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=V1,V2",
         help=(
             "settings to vary, such as fwd=topk:0.1,ef+topk:0.1 or at.layer1.fwd=topk:0.1,mxfp4 "
-            "or epochs=2,4; KEY+KEY=... gives both the same values; several axes make every "
-            "combination"
+            "or epochs=2,4; 'fwd={,ef+}topk:{0.3,0.1}' has each of its alternatives; KEY+KEY=... "
+            "gives both the same values; several axes make every combination"
         ),
     )
     add_codecs(parser)
@@ -459,7 +459,7 @@ def _note_ends(runs: list[Run]) -> None:
     sides = {"fwd", "bwd"} & {side for run in runs for side in run.codecs}
     if not sides:
         return
-    words = {"a dense run (none)": "none", "a control that sends nothing (zero)": "zero"}
+    words = {"dense run (none)": "none", "control that sends nothing (zero)": "zero"}
     for side in sorted(sides):
         sent = {run.codecs.get(side, "none") for run in runs}
         lost = [text for text, word in words.items() if word not in sent]

@@ -70,7 +70,10 @@ def axes(settings: Iterable[str]) -> dict[str, list[Any]]:
         try:
             axis_values[key] = json.loads(f"[{values}]")
         except ValueError:
-            axis_values[key] = listed(values)
+            try:
+                axis_values[key] = listed(values)
+            except ValueError as error:
+                raise UserError(f"--axis {key}: {error}") from None
     return axis_values
 
 

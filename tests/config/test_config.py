@@ -324,6 +324,15 @@ def test_a_codec_in_one_word_is_taken_wherever_settings_are():
     assert axes(["fwd=topk:0.1,scope=last,ef+sign,codec.py:A,k=2"]) == {
         "fwd": ["topk:0.1,scope=last", "ef+sign", "codec.py:A,k=2"]
     }
+    assert axes(["fwd={,ef+}topk:{0.3,0.1},values.kind=uniform,values.bits={2,4}"])["fwd"] == [
+        f"{feedback}topk:{ratio},values.kind=uniform,values.bits={bits}"
+        for feedback in ("", "ef+")
+        for ratio in (0.3, 0.1)
+        for bits in (2, 4)
+    ]
+    for wrong in ("fwd={,ef+topk:0.1", "fwd=topk:{0.1,{0.2}}", "fwd=topk:0.1}"):
+        with pytest.raises(UserError, match="braces do not match"):
+            axes([wrong])
     grid = product(preset("synthetic"), axes(["fwd=topk:0.1,ef+topk:0.1", "at.1.fwd=none,sign"]))
     assert len({run_id(run) for run in grid}) == 4
     net = nn.Sequential(nn.Linear(3, 3))

@@ -21,6 +21,10 @@ FORMATS = get_args(MXSpec.model_fields["format"].annotation)
 OWN = re.compile(r"[^:,=\s]+:[A-Za-z_]\w*")
 
 
+COMMA = re.compile(r",(?![^{}]*\})")  # outside of braces
+BRACES = re.compile(r"\{([^{}]*)\}")
+
+
 def spelled(text: str) -> dict[str, Any] | None:
     """Return the settings that a word means; None where it begins with no kind of compressor.
 
@@ -87,16 +91,31 @@ def unknown(text: str) -> str:
 
 
 def listed(text: str) -> list[str]:
-    """Return the codecs of a list with commas between them: a piece NAME=VALUE belongs to the one
-    before it.
+    """The codecs of a list with commas between them: a piece NAME=VALUE belongs to the one before
+    it, and braces stand for each of their alternatives, as in a shell: "{,ef+}topk:{0.1,0.05}".
+
+    Raises ValueError where braces do not match.
     """
     words: list[str] = []
-    for piece in text.split(","):
+    for piece in COMMA.split(text):
         if words and "=" in piece:
             words[-1] += f",{piece}"
         else:
             words.append(piece.strip())
-    return words
+    return [full for word in words for full in _alternatives(word)]
+
+
+def _alternatives(word: str) -> list[str]:
+    """A word with each alternative of its braces in turn, those of the first pair outermost."""
+    found = BRACES.search(word)
+    if found is None:
+        if "{" in word or "}" in word:
+            raise ValueError(f"'{word}': braces do not match; write {{A,B}}, not within another")
+        return [word]
+    alternatives: list[str] = []
+    for alternative in found[1].split(","):
+        alternatives += _alternatives(word[: found.start()] + alternative + word[found.end() :])
+    return alternatives
 
 
 def in_words(compressor: Spec, feedback: Spec | None = None) -> str:
