@@ -156,15 +156,14 @@ def _search(args: argparse.Namespace) -> int:
                 else f"none within {100 * args.budget:g} % of the bytes"
             )
         )
-        print("\n".join(searching.describe(trial) for trial in chosen))
+        print("\n".join(searching.describe(search, trial, goal) for trial in chosen))
         if chosen:
             base = args.base or searching.preset_of(args.name)
             settings = [f"{key}={value}" for key, value in changes(args.settings).items()]
-            best = [
-                f"{key}={json.dumps(value) if not isinstance(value, str) else value}"
-                for key, value in searching.settings(search, chosen[0], goal).items()
-            ]
-            print("again: commsweep run " + " ".join([base, *settings, *best]))
+            best = chosen[0] if args.budget is not None else searching.knee(chosen)
+            label = "again" if args.budget is not None else f"the knee, trial {best.number}"
+            line = " ".join([base, *settings, searching.words(search, best, goal)])
+            print(f"{label}: commsweep run {line}")
     return 0 if done >= args.trials else 1
 
 

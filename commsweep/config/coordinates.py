@@ -4,6 +4,7 @@ and dashboards draw a grid by.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from commsweep.config.gradients import Gradients
 from commsweep.config.links import Link
 
+# a setting of a codec, which its word has
+CODEC_SETTING = re.compile(r"(fwd|bwd|grad|at\..+)\.(compressor|feedback)\b")
 SIDES = {"fwd": Link, "bwd": Link, "grad": Gradients}
 DENSE = "dense"
 # the settings of a side that say it: the share of entries kept, and bits of a value

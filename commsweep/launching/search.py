@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from commsweep import input_digests
 from commsweep.child import die_with_parent
 from commsweep.config import Execution, Run, override, run_id
+from commsweep.config.coordinates import CODEC_SETTING
 from commsweep.config.run import canonical
 from commsweep.config.training import GPT2_SIZES, TextModel
 from commsweep.errors import UserError, nearest, notice
@@ -155,6 +156,8 @@ def open_study(
     recorded = study.user_attrs.get("commsweep")
     if recorded is None and not study.trials:
         study.set_user_attr("commsweep", mark)
+        names = ["validation quality", "share of the dense bytes"]
+        study.set_metric_names(names[: len(goal.directions)])
     elif recorded != mark:
         raise UserError(
             f"study '{name}' belongs to another search or byte budget; choose another name with "
@@ -594,11 +597,39 @@ def summary(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     }
 
 
-def describe(trial: optuna.trial.FrozenTrial) -> str:
-    """Return a line about a trial."""
+def words(search: Search, trial: optuna.trial.FrozenTrial, goal: Goal) -> str:
+    """The settings of a trial as `commsweep run` takes them after the preset: codecs in words, and
+    all other settings that it chose.
+    """
+    chosen = settings(search, trial, goal)
+    run = runs_of(search, chosen)[0]
+    codecs = dict.fromkeys(search.base.codecs, "none") | run.codecs
+    pieces = [f"{side}={word}" for side, word in codecs.items()]
+    for name, value in chosen.items():
+        if not CODEC_SETTING.match(name) and name not in codecs:
+            pieces.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return " ".join(pieces)
+
+
+def describe(search: Search, trial: optuna.trial.FrozenTrial, goal: Goal) -> str:
+    """A line about a trial."""
     values = summary(trial)
     return (
         f"trial {values['number']:>4}  quality {values['values'][0]:.4f}  bytes "
-        f"{100 * values['share']:.2f} %  {json.dumps(values['params'])}  runs "
-        f"{' '.join(values['runs'])}"
+        f"{100 * values['share']:.2f} %  {words(search, trial, goal)}"
     )
+
+
+def knee(trials: Sequence[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial:
+    """The trial of a front that lies farthest from the line between its ends, both measured from
+    one end to the other: behind it more bytes buy little.
+    """
+    first, last = trials[0], trials[-1]
+    quality_range = last.values[0] - first.values[0] or 1.0
+    bytes_range = last.values[1] - first.values[1] or 1.0
+
+    def distance(trial: optuna.trial.FrozenTrial) -> float:
+        gained = (trial.values[0] - first.values[0]) / quality_range
+        return gained - (trial.values[1] - first.values[1]) / bytes_range
+
+    return max(trials, key=lambda trial: (distance(trial), trial.values[0]))

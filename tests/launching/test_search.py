@@ -22,7 +22,7 @@ import psycopg
 import pytest
 
 from commsweep.cli.main import main
-from commsweep.config import Execution, run_id
+from commsweep.config import Execution, override, run_id
 from commsweep.config.training import TextModel
 from commsweep.errors import UserError
 from commsweep.launching import search as searching
@@ -523,3 +523,32 @@ def test_a_dead_workers_trial_is_put_back(store, monkeypatch):
     work(study, search, goal, store, HOW, 2)
     states = [trial.state.name for trial in study.trials]
     assert states.count("COMPLETE") == 2 and states.count("FAIL") == 1 and "RUNNING" not in states
+
+
+@pytest.mark.parametrize("name", sorted(SEARCHES))
+def test_a_trial_is_printed_as_words_that_run_takes(name):
+    """What is printed, given to `commsweep run`, is the trial's own run."""
+    search, goal = searching.search_of(name), Goal()
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(12):
+        changes = search.suggest(study.ask())
+        line = searching.words(search, study.trials[-1], goal)
+        pairs = dict(word.split("=", 1) for word in line.split())
+        (run, *_) = searching.runs_of(search, changes)
+        assert override(search.base, pairs | {"seed": run.seed}) == run
+
+
+def test_the_knee_of_a_front_is_where_more_bytes_buy_little():
+    front = [
+        optuna.trial.create_trial(values=[quality, share])
+        for quality, share in ((0.2, 0.02), (0.9, 0.1), (0.94, 0.5), (0.95, 1.0))
+    ]
+    assert searching.knee(front) is front[1]
+    assert searching.knee(front[:2]) is front[1] and searching.knee(front[:1]) is front[0]
+
+
+def test_objectives_have_names(tmp_path):
+    study = searching.open_study(
+        "named", searching.search_of("digits"), Goal(), None, Store(tmp_path)
+    )
+    assert study.metric_names == ["validation quality", "share of the dense bytes"]

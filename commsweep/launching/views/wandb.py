@@ -13,7 +13,6 @@ import json
 import math
 import os
 import queue
-import re
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.config import Run, flatten, override, record, run_id
-from commsweep.config.coordinates import codecs
+from commsweep.config.coordinates import CODEC_SETTING, codecs
 from commsweep.config.labels import title
 from commsweep.config.run import setting_id
 from commsweep.errors import UserError
@@ -32,7 +31,6 @@ from commsweep.registry import sweeps
 from commsweep.store import FINISHED, Row, Store
 
 MODES = ("disabled", "offline", "online")
-CODEC_SETTING = re.compile(r"(fwd|bwd|grad|at\..+)\.(compressor|feedback)\b")
 
 
 @dataclass(frozen=True)
