@@ -601,7 +601,8 @@ def _check(row: dict[str, Any], path: str) -> dict[str, Any]:
     whose settings are those of its id.
     """
     try:
-        row = {**row, **ROW.validate_python(row)}
+        checked = ROW.validate_python(row)  # whole numbers are floats in it
+        row = row | ({"error": checked["error"]} if "error" in checked else {})
     except ValidationError as error:
         lost = [str(error["loc"][0]) for error in error.errors() if error["type"] == "missing"]
         if lost:

@@ -209,3 +209,11 @@ def test_find_by_prefix(store, folder):
             store.folder("0" * 12).begin(tiny(seed=1), {})
         with pytest.raises(UserError, match=r"no run folder|ambiguous"):
             store.find(prefix)
+
+
+def test_whole_numbers_of_a_row_stay_whole(store):
+    run = tiny(seed=77)
+    folder = store.folder(run_id(run))
+    folder.begin(run, {})
+    folder.finish(outcome(run, bytes={"ratio": 1, "total": 5}))
+    assert [repr(value) for value in folder.row()["bytes"].values()] == ["1", "5"]
