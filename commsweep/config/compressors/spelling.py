@@ -107,14 +107,14 @@ def listed(text: str) -> list[str]:
 
 def _alternatives(word: str) -> list[str]:
     """A word with each alternative of its braces in turn, those of the first pair outermost."""
-    found = BRACES.search(word)
-    if found is None:
+    braces = BRACES.search(word)
+    if braces is None:
         if "{" in word or "}" in word:
             raise ValueError(f"'{word}': braces do not match; write {{A,B}}, not within another")
         return [word]
     alternatives: list[str] = []
-    for alternative in found[1].split(","):
-        alternatives += _alternatives(word[: found.start()] + alternative + word[found.end() :])
+    for alternative in braces[1].split(","):
+        alternatives += _alternatives(word[: braces.start()] + alternative + word[braces.end() :])
     return alternatives
 
 
