@@ -11,8 +11,6 @@ from commsweep.cli.runs import changes, execution, execution_options, points_opt
 from commsweep.config import run_id
 from commsweep.errors import UserError
 from commsweep.launching.views.wandb import (
-    ALL,
-    CODECS,
     METHODS,
     MODES,
     View,
@@ -23,8 +21,6 @@ from commsweep.launching.views.wandb import (
 from commsweep.lean_imports import loading
 from commsweep.registry import sweep
 from commsweep.store import FINISHED, Store
-
-WORDS = (CODECS, ALL)  # parameters whose value is several settings in words
 
 
 def add_commands(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:
@@ -135,12 +131,7 @@ def _cell(args: argparse.Namespace) -> int:
     store = Store(args.store)
     runs = sweep(args.name, store)
     by_id = {run_id(run): run for run in runs}
-    chosen = {}
-    for pair in args.parameters:
-        key, sign, value = pair.partition("=")
-        if not sign:
-            raise UserError(f"'{pair}' names no parameter; write KEY=VALUE")
-        chosen[key] = value
+    chosen = changes(args.parameters)
     if "cell" in chosen:
         if chosen.keys() != {"cell"} or chosen["cell"] not in by_id:
             raise UserError(
@@ -152,8 +143,7 @@ def _cell(args: argparse.Namespace) -> int:
         if bad := [seed for seed in args.seeds if not seed.isdigit()]:
             raise UserError(f"--seeds {bad[0]}: not a whole number; write for instance 0,1,2")
         seeds = [int(seed) for seed in args.seeds]
-        values = changes([f"{key}={value}" for key, value in chosen.items() if key not in WORDS])
-        cells = cell_of(runs, {key: chosen[key] for key in WORDS if key in chosen} | values, seeds)
+        cells = cell_of(runs, chosen, seeds)
     with loading():
         from commsweep.training.run import execute
 

@@ -45,9 +45,18 @@ class NarrowBucket:
 
     def __init__(self, layout: list[Stretch], to: torch.dtype) -> None:
         """to: torch.float16 or torch.bfloat16."""
-        self.to, self.layout = to, layout
-        self.wide = sum(stretch.stop - stretch.start for stretch in layout if stretch.wide)
-        self.narrow = sum(stretch.stop - stretch.start for stretch in layout if not stretch.wide)
+        self.to = to
+        self.wide = self.narrow = 0  # elements
+        # Of each stretch: where it stands in the buffer, where in the message, and whether wide.
+        self.slices: list[tuple[slice, slice, bool]] = []
+        for stretch in layout:
+            size, start = stretch.stop - stretch.start, self.wide if stretch.wide else self.narrow
+            in_buffer, in_message = slice(stretch.start, stretch.stop), slice(start, start + size)
+            self.slices.append((in_buffer, in_message, stretch.wide))
+            if stretch.wide:
+                self.wide += size
+            else:
+                self.narrow += size
 
     def pack(self, buffer: Tensor, scale: float) -> Tensor:
         """The message of a float32 buffer [elements], as bytes; narrow gradients are divided by
@@ -60,19 +69,20 @@ class NarrowBucket:
         low, high = torch.aminmax(buffer)
         flag.copy_((low.isfinite() & high.isfinite()).view(1))
         limit = min(torch.finfo(self.to).max, torch.finfo(buffer.dtype).max)
-        at = {True: 0, False: 0}
-        for stretch in self.layout:
-            values, size = buffer[stretch.start : stretch.stop], stretch.stop - stretch.start
-            message_slice = slice(at[stretch.wide], at[stretch.wide] + size)
-            at[stretch.wide] += size
-            if stretch.wide:
-                wide[message_slice] = values
+        may_saturate = (
+            buffer.device.type != "cpu"  # there a look at the values would wait for the device
+            or max(-float(low), float(high)) / scale > limit
+        )
+        for in_buffer, in_message, is_wide in self.slices:
+            values = buffer[in_buffer]
+            if is_wide:
+                wide[in_message] = values
                 continue
             if scale != 1:
                 values = values / scale
-            if buffer.device.type != "cpu" or max(-float(low), float(high)) / scale > limit:
+            if may_saturate:
                 values = values.clamp(-limit, limit)
-            narrow[message_slice] = values
+            narrow[in_message] = values
         return packed
 
     def average(self, arrived: Sequence[Tensor], buffer: Tensor, scale: float) -> None:
@@ -83,19 +93,16 @@ class NarrowBucket:
         if not bool(torch.stack([flag for _, _, flag in messages]).all()):
             buffer.fill_(torch.inf)
             return
-        at = {True: 0, False: 0}
-        for stretch in self.layout:
-            mean, size = buffer[stretch.start : stretch.stop], stretch.stop - stretch.start
-            message_slice = slice(at[stretch.wide], at[stretch.wide] + size)
-            at[stretch.wide] += size
+        for in_buffer, in_message, is_wide in self.slices:
+            mean = buffer[in_buffer]
             for learner, (wide, narrow, _) in enumerate(messages):
-                values = (wide if stretch.wide else narrow)[message_slice]
+                values = (wide if is_wide else narrow)[in_message]
                 if learner:
                     mean.add_(values)
                 else:
                     mean.copy_(values)
             mean.div_(len(messages))
-            if scale != 1 and not stretch.wide:
+            if scale != 1 and not is_wide:
                 mean.mul_(scale)
 
     def _split(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

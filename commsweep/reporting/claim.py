@@ -36,6 +36,7 @@ from commsweep.reporting.statistics import (
     estimate,
     far,
     grid_of,
+    least_sd,
     levels,
     mean_sd,
     next_look,
@@ -76,7 +77,8 @@ class Looked(NamedTuple):
     registered: int = 1
 
 
-# By claim and effect; ("", "") holds what is registered of effects without a look.
+SWEEP = "", ""  # of looks that are registered for all effects of a sweep
+# By claim and effect; SWEEP holds what is registered of effects without a look.
 Looks = Mapping[tuple[str, str], Looked]
 
 
@@ -202,7 +204,7 @@ class Effect:
         level = LEVEL / self.tests / next_weight
         return seeds_needed(
             self.region.distance(mean),
-            max(sd, self.grid / 12**0.5),
+            max(sd, least_sd(self.grid)),
             level,
             least=next_look(len(self.values)),
         )
@@ -427,7 +429,7 @@ def adjust(claims: list[Claim], interim: Looks | None = None) -> list[Claim]:
         for effect in claim.effects:
             looked = (interim or {}).get((claim.name, effect.what))
             if looked is None:
-                looked = Looked([], (interim or {}).get(("", ""), Looked([])).registered)
+                looked = Looked([], (interim or {}).get(SWEEP, Looked([])).registered)
             before, effect.registered = list(looked.seeds), looked.registered
             n = effect.count
             if n < MIN_SEEDS or effect.each != "seed":

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.errors import UserError
-from commsweep.reporting.claim import Claim, Looked
+from commsweep.reporting.claim import SWEEP, Claim, Looked
 from commsweep.store import Store, read_json, write_json
 
 Recorded = dict[tuple[str, str], Looked]
-SWEEP = "", ""  # of looks that are registered for all effects of a sweep
 
 
 def read(store: str | Path, sweep: str) -> Recorded:

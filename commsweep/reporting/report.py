@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from commsweep.errors import UserError, nearest
 from commsweep.registry import sweeps
 from commsweep.reporting import results
+from commsweep.reporting.published import CURVES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,9 +151,9 @@ def write(
     for name in ("tables",) if wish.only else ("tables", "figures"):
         shutil.rmtree(folder / name, ignore_errors=True)
     finished = list(frame.id[frame.status == "finished"])
-    curves = results.curves(store, finished)
+    curves, points = results.curves(store, finished), results.points(store, finished)
     if curves.empty:  # of rows that were measured elsewhere
-        curves = results.points(store, finished)
+        curves = points
     extra = additional(frame, curves) if additional else More([], [], [])
     interim_looks.take(store, sweep, folder / "claims.json")
     before = interim_looks.read(store, sweep)
@@ -214,10 +215,9 @@ def write(
         }
         _text(folder / "claims.json", json.dumps(content, indent=1) + "\n")
     frame.to_csv(folder / "rows.csv", index=False)
-    points = results.points(store, finished)
     if len(points):
         compression: dict[str, Any] = {"method": "gzip", "mtime": 0}
-        points.to_csv(folder / "curves.csv.gz", index=False, compression=compression)
+        points.to_csv(folder / CURVES, index=False, compression=compression)
     pictures = [
         (name, figure.save(figure_, folder / "figures", name, ("png", *wish.formats))[0], caption)
         for name, figure_, caption in drawn

@@ -142,18 +142,23 @@ class Estimate:
         return min(1.0, 2 * float(stdtr(self.degrees, -ratio)))
 
 
+def least_sd(grid: float) -> float:
+    """The scatter that rounding to a grid of this step alone leaves: that of a uniform value."""
+    return grid / math.sqrt(12)
+
+
 def estimate(values: Sequence[float], grid: float = 0.0) -> Estimate:
     """The mean of two or more values. grid: the least step between two of them, or 0."""
     n = len(values)
     mean, sd = mean_sd(values)
     sd = sd if sd > ROUNDING * abs(mean) else 0.0  # of one value, added up
-    return Estimate(mean, max(sd, grid / math.sqrt(12)) / math.sqrt(n), n - 1)
+    return Estimate(mean, max(sd, least_sd(grid)) / math.sqrt(n), n - 1)
 
 
 def difference(first: Sequence[float], second: Sequence[float], grid: float = 0.0) -> Estimate:
     """The mean of the first sample minus that of the second, which share no seeds (Welch 1947)."""
     (mean, sd), (other_mean, other_sd) = mean_sd(first), mean_sd(second)
-    least = grid / math.sqrt(12)
+    least = least_sd(grid)
     variance = max(sd, least) ** 2 / len(first)
     other_variance = max(other_sd, least) ** 2 / len(second)
     both = variance + other_variance

@@ -12,8 +12,9 @@ import pandas as pd
 from commsweep.config.coordinates import codecs
 from commsweep.errors import UserError
 from commsweep.reporting import results
+from commsweep.reporting.published import CURVES
 
-ROWS, CURVES = "rows.csv", "curves.csv.gz"
+ROWS = "rows.csv"
 
 
 def load_rows(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
