@@ -15,10 +15,15 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import (
+    cache_from_source,
+    find_spec,
+    module_from_spec,
+    spec_from_file_location,
+)
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, NoReturn
@@ -414,6 +419,10 @@ def _executed(path: Path, digest: str, imported: tuple[Path, ...]) -> Any:
     module = module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
+    for file in (path, *imported):
+        # Python compares whole seconds and sizes: two edits of one second would run as the first.
+        with suppress(OSError):
+            Path(cache_from_source(str(file))).unlink(missing_ok=True)
     try:
         with guarded(str(path)), _watched(str(path), (path, *imported)):
             spec.loader.exec_module(module)
