@@ -11,24 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from commsweep.config.labels import boundaries, exchange
 from commsweep.reporting.claim import SLIGHT, Claim, Effect, paired
-from commsweep.reporting.figure import (
-    COLUMN,
-    INK,
-    MARKS,
-    STYLE,
-    legend,
-    logarithmic,
-    pareto,
-    scatter,
-)
 from commsweep.reporting.results import CHANCE, PLAIN_SETTINGS, SECTIONS, base, distinct, masked
+from commsweep.reporting.style import drawing, legend, logarithmic, look, plt, size
 from commsweep.reporting.table import BYTES, FINE, ON, PLAIN, RATE, Cell, Table, cell
 
 NAME = "gradients"
@@ -384,43 +374,6 @@ def _difference(
 # Figures.
 
 
-def rate_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Mean test error of every method against its compression rate, of the first model.
-
-    The line joins what no method with as few bytes beats; these have names. Bars: ± one sample
-    standard deviation over seeds.
-    """
-    rows = _plain(frame)
-    if ON not in rows or RATE_UP not in rows or not rows[ON].notna().any():
-        return None
-    rows = rows[rows["model.name"] == rows["model.name"].iloc[0]] if len(rows) else rows
-    with plt.rc_context(STYLE):
-        points = []
-        for (name,), group in _settings(rows, "gradient"):
-            done = group[group.status == "finished"]
-            if done.empty or not done[RATE_UP].notna().any():
-                continue
-            error = 100 * (1 - done[ON])
-            spread = error.std() if len(error) > 1 else 0.0
-            point = {"name": _short(name), "x": done[RATE_UP].mean(), "y": error.mean()}
-            points.append(point | {"low": min(spread, error.mean() / 2), "high": spread})
-        if not points:  # nothing was sent up
-            return None
-        figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 3.2))
-        frame_ = pd.DataFrame(points)
-        front = pareto(frame_.assign(**{"bytes.ratio": 1 / frame_.x, "mean": -frame_.y}), -math.inf)
-        scatter(axis, frame_, front, ("AdaComp", "EF + TopK 1 %"))
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlabel="compression rate (dense bytes / bytes sent up)",
-            ylabel="test error (%)",
-        )
-        logarithmic(axis.xaxis, axis.yaxis)
-        legend(figure)
-    return figure
-
-
 def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """AdaComp's rate adapts by itself: of every layer at every evaluation, one panel a model (first
     seed).
@@ -433,9 +386,9 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     chosen = done[done.id.isin(several)].drop_duplicates("model.name")
     if chosen.empty:
         return None
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            max(1, len(chosen)), 1, figsize=(COLUMN, 0.4 + 1.9 * max(1, len(chosen))), squeeze=False
+            max(1, len(chosen)), 1, figsize=size(1, 0.4 + 1.9 * max(1, len(chosen))), squeeze=False
         )
         for axis, (_, run) in zip(axes[:, 0], chosen.iterrows(), strict=False):
             layers_ = curves[curves.id == run.id] if len(curves) else curves
@@ -467,10 +420,10 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if rows.empty:
         return None
     rows = rows[rows["model.name"] == rows["model.name"].iloc[0]]
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(1, 2.8))
         counts = [2, 4, 8, 16, 32, 64]
-        for index, (kind, label) in enumerate((("none", "dense"), ("adacomp", "AdaComp"))):
+        for kind, label in (("none", "dense"), ("adacomp", "AdaComp")):
             group = rows[(rows["kind"] == kind) & (rows.status == "finished")]
             label, group = distinct(group, label)[0]
             up = group["gradients.up"].mean() if "gradients.up" in group else math.nan
@@ -483,8 +436,8 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     counts,
                     [factor(n) * up for n in counts],
                     style,
-                    marker=MARKS[index],
-                    color=INK[index],
+                    marker=look(label)["marker"],
+                    color=look(label)["color"],
                     label=f"{label}, {pattern}",
                 )
         axis.set(
@@ -503,7 +456,7 @@ def scaling(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     return figure
 
 
-FIGURES = {"rate": rate_against_error, "layers": rate_by_layer, "scaling": scaling}
+FIGURES = {"layers": rate_by_layer, "scaling": scaling}
 
 
 # Choosing rows.

@@ -11,14 +11,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.config import labels
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
-from commsweep.reporting.figure import COLUMN, STYLE, Draw, logarithmic, look
 from commsweep.reporting.results import base, distinct, is_text, nothing_learned, plain
+from commsweep.reporting.style import (
+    Draw,
+    drawing,
+    ends,
+    legend,
+    logarithmic,
+    look,
+    plot,
+    plt,
+    size,
+)
 from commsweep.reporting.table import ON, PLAIN, SHARE, Cell, Table, cell
 from commsweep.reporting.words import in_words
 
@@ -457,40 +466,26 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     ]
     if not panels:
         return None
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            1, len(panels), figsize=(1.3 * COLUMN * len(panels), 2.9), squeeze=False
+            1, len(panels), figsize=size(min(2, len(panels)), 2.9), squeeze=False
         )
         for axis, (name, dense, backward) in zip(axes[0], panels, strict=True):
             metric, sign, unit = (
                 (LOSS, 1.0, "nats") if is_text(backward) else (ON, -100.0, "points")
             )
             for kind, rows in backward.groupby("bwd.compressor.kind", sort=False):
-                style = look(str(kind), list(backward["bwd.compressor.kind"].unique()).index(kind))
+                style = look(labels.label(labels.CROSSING, kind))
                 for _, runs in rows.groupby("method", sort=False):
                     error, bias = (
                         runs[f"diagnosis.bwd.{measure}"].mean() for measure in ("error", "bias")
                     )
                     lost = sign * (runs[metric] - dense[metric].mean())
                     free = bias < FREE * error
-                    axis.errorbar(
-                        error,
-                        lost.mean(),
-                        yerr=lost.std() if len(runs) > 1 else None,
-                        ls="none",
-                        ms=4,
-                        mfc=None if free else "white",
-                        elinewidth=0.6,
-                        **style,
-                    )
-                axis.errorbar(
-                    [],
-                    [],
-                    ls="none",
-                    ms=4,
-                    label=labels.label(labels.CROSSING, kind),
-                    **style,
-                )
+                    mark = style | {"ls": "none", "ms": 4, "mfc": None if free else "white"}
+                    plot(axis, [error], [ends(lost)], **mark)
+                name = labels.label(labels.CROSSING, kind)
+                axis.errorbar([], [], label=name, **(style | {"ls": "none", "ms": 4}))
             axis.axhline(0, color="0.5", lw=0.8)
             # what a network loses that learned nothing
             ceiling = sign * (nothing_learned(backward) - dense[metric].mean())
@@ -508,19 +503,7 @@ def error_and_harm(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             axis.set_yscale("symlog", linthresh=1.0 if unit == "points" else 0.05)
             axis.set_ylim(top=2 * max(worst.max(), 0.1))
             axis.set_yticks(*_ticks(axis.get_ylim(), 1.0 if unit == "points" else 0.05))
-        handles = {
-            label: handle
-            for axis in axes[0]
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside lower center",
-            ncols=4,
-            title="full: without bias, hollow: biased",
-            title_fontsize=6.5,
-        )
+        legend(figure)
     return figure
 
 

@@ -7,14 +7,23 @@ compression on at inference.
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import SLIGHT, Claim, Wanted
-from commsweep.reporting.figure import COLUMN, STYLE, Draw, pareto, scatter
 from commsweep.reporting.results import base, is_text, lost_against, plain, score_and_sign
 from commsweep.reporting.statistics import interval
+from commsweep.reporting.style import (
+    Draw,
+    chosen,
+    distinct_looks,
+    drawing,
+    front_of,
+    logarithmic,
+    plt,
+    scatter,
+    size,
+)
 from commsweep.reporting.table import ON, PERCENT, PLAIN, SHARE, Table, cell
 
 from .bias import NOTICEABLE, PERPLEXITY, gained
@@ -156,28 +165,25 @@ def codes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     panels = [(title, entries) for title, entries in panels if entries]
     if not panels:
         return None
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            1, len(panels), figsize=(1.1 * COLUMN * len(panels), 3.2), squeeze=False
+            1, len(panels), figsize=size(min(2, len(panels)), 3.2), squeeze=False
         )
         for axis, (title, entries) in zip(axes[0], panels, strict=True):
             points = []
             for method, group, lost in entries:
-                mean = sum(lost) / len(lost)
-                low, high = interval(lost) or (mean, mean)
                 share = group[f"bytes.{'fwd' if title == 'activations' else 'bwd'}_ratio"].mean()
                 name = method.removeprefix(f"{title}: ")
-                bars = {"low": mean - low, "high": high - mean}
-                points.append({"name": name, "x": 100 * share, "y": mean} | bars)
+                points.append({"name": name, "x": 100 * share, "values": list(lost)})
             frame_ = pd.DataFrame(points)
-            front = pareto(
-                frame_.assign(**{"bytes.ratio": frame_.x, "mean": -frame_.y}), float("-inf")
-            )
-            scatter(axis, frame_, front, list(frame_["name"]))
+            front = front_of(frame_)
+            styles = distinct_looks(chosen(frame_["name"], front["name"]))
+            scatter(axis, frame_, styles, front, log=False)
             axis.axhline(0, color="0.6", lw=0.7, ls=":")
             axis.set(title=title, xlabel="bytes that way (% of dense)", ylabel=f"{unit} lost")
             # marks are a panel's own, because a code has another name in each
-            axis.legend(loc="upper right", fontsize=5.5)
+            axis.legend(loc="upper right", fontsize="small")
+            logarithmic(axis.xaxis)
     return figure
 
 

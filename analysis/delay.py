@@ -7,17 +7,14 @@ Compression is on at inference. What a delay is, see `commsweep/training/delay.p
 
 from __future__ import annotations
 
-from typing import Any
-
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.config.labels import delay, describe
 from commsweep.reporting.claim import Claim, Effect, Wanted, contrast
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend
 from commsweep.reporting.results import is_text, lost_against, plain
 from commsweep.reporting.statistics import interval
+from commsweep.reporting.style import Draw, drawing, ends, legend, look, plot, plt, size
 from commsweep.reporting.table import Table
 
 from .bias import LOSS, NOTICEABLE, gained
@@ -134,29 +131,24 @@ def delays(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     positions = {ON_TIME: 0, LATE: 1, BY_STAGES: 2}
     if arms.empty or arms.late.nunique() < 2:
         return None
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 2.8))
-        for index, (arm, of_arm) in enumerate(arms.groupby("arm", sort=False)):
-            drawn: dict[str, Any] = {
-                "color": INK[index % len(INK)],
-                "marker": MARKS[index % len(MARKS)],
-            }
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(2, 2.8))
+        for arm, of_arm in arms.groupby("arm", sort=False):
             name = SHORT.get(str(arm), str(arm))
+            drawn = look(name)
             for ahead in (False, True):
-                x, means, bars = [], [], []
+                x, means = [], []
                 for late, position in positions.items():
                     values = of_arm[of_arm.late == late + ", look-ahead 1" * ahead][LOSS]
                     if values.empty:
                         continue
-                    ends = interval(list(values))
                     x.append(position)
-                    means.append(values.mean())
-                    bars.append((ends[1] - ends[0]) / 2 if ends else 0.0)
+                    means.append(ends(values))
                 if x and ahead:
-                    name += ", look-ahead"
-                    axis.errorbar(x, means, yerr=bars, ls=":", mfc="white", label=name, **drawn)
+                    hollow = look(name, ls=":", mfc="white")
+                    plot(axis, x, means, name + ", look-ahead", **hollow)
                 elif x:
-                    axis.errorbar(x, means, yerr=bars, label=name, **drawn)
+                    plot(axis, x, means, name, **drawn)
         axis.set_xticks([0, 1, 2], ["on time", "1 step late", "1 step late\na stage behind"])
         axis.set(ylabel="test loss (nats a byte)", xlim=(-0.2, 2.2))
         legend(figure)

@@ -13,13 +13,11 @@ from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, combined, weighted
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw
 from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.style import Draw
 from commsweep.reporting.table import ON, Table
 from commsweep.reporting.worth import Kept, of_settings
 
@@ -399,52 +397,4 @@ def _middle(shares: Iterable[Kept]) -> float:
     return mean(percents) if percents else -math.inf
 
 
-def _shown(shares: Iterable[Kept]) -> tuple[float, float]:
-    """Return the ends of an axis that has 0, 100, and all that lies within `SHOWN`."""
-    values = [0.0, 100.0]
-    for share in shares:
-        values += [end for end in (share.percent, share.low, share.high) if end is not None]
-    return max(SHOWN[0], min(values) - 10), min(SHOWN[1], max(values) + 10)
-
-
-def worth_kept(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """The share of their worth that compressed gradients of activations keep: 100 % is dense, 0 %
-    the floor, below 0 % harm. Bars: 95 % intervals (Fieller); one without an end mark goes on
-    beyond the edge. An arrow: farther out than is shown. A cross at the left edge: the training
-    collapsed, which is no better than without the message.
-    """
-    arms = _arms(frame)
-    if not arms:
-        return None
-    order = sorted(arms, key=lambda arm: _middle(arms[arm].values()))
-    trainings = list(dict.fromkeys(name for arm in arms.values() for name in arm))
-    ranked = [
-        share for by_training in arms.values() for share in by_training.values() if share.ranks
-    ]
-    first, last = _shown(ranked)
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 0.6 + 0.28 * len(order)))
-        for index, training in enumerate(trainings):
-            for height, arm in enumerate(order):
-                if (share := arms[arm].get(training)) is None:
-                    continue
-                y = height + 0.22 * ((len(trainings) - 1) / 2 - index)
-                if not share.ranks:
-                    axis.plot(first + 3, y, "x", color=INK[index], ms=4)
-                    continue
-                x = min(max(share.percent, first + 3), last - 3)
-                ends = [x if end is None else end for end in (share.low, share.high)]
-                axis.plot(ends, [y, y], "|-", color=INK[index], lw=1, ms=4)
-                mark = "<" if x > share.percent else ">" if x < share.percent else MARKS[index]
-                axis.plot(x, y, mark, color=INK[index], ms=4)
-            axis.plot([], [], MARKS[index], color=INK[index], ms=4, label=training)
-        for edge in (0, 100):
-            axis.axvline(edge, color="0.6", lw=0.7, ls=":")
-        axis.set_yticks(range(len(order)), order)
-        axis.set(xlim=(first, last), xlabel="worth kept (%): 0 is the floor, 100 is dense")
-        if len(trainings) > 1:
-            axis.legend(loc="upper left", fontsize=6.5)
-    return figure
-
-
-FIGURES: dict[str, Draw] = {"worth_kept": worth_kept}
+FIGURES: dict[str, Draw] = {}  # the report draws worth_kept

@@ -14,16 +14,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.config.labels import second_order
 from commsweep.reporting import report
 from commsweep.reporting.claim import SLIGHT, Claim, Effect, markdown, paired
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic
 from commsweep.reporting.results import CHANCE, base, distinct
+from commsweep.reporting.style import (
+    drawing,
+    ends,
+    legend,
+    logarithmic,
+    look,
+    plot,
+    plt,
+    size,
+)
 from commsweep.reporting.table import ON, RATE, Cell, Table, cell
 from commsweep.timing.measured_learners import LearnerStep
 from commsweep.timing.timeline.iterations import broadcast, ring
@@ -334,30 +341,20 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     if not tuned_:
         return None
     models = list(targets(tuned_))
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            1, len(models), figsize=(COLUMN * len(models), 2.5), squeeze=False
+            1, len(models), figsize=size(min(2, len(models)), 2.5), squeeze=False
         )
         for axis, model in zip(axes[0], models, strict=True):
             seed_count = 0
-            for index, entry in enumerate(
-                candidate for candidate in tuned_ if candidate.model == model
-            ):
-                test_errors = 100 * (
-                    1 - curves[curves.id.isin(entry.runs.id)].set_index("epoch")[ON]
-                )
+            for entry in tuned_:
+                if entry.model != model:
+                    continue
                 seed_count = len(entry.runs)
-                errors = test_errors.groupby(level=0).agg(["mean", "std"]).fillna(0)
-                axis.errorbar(
-                    errors.index,
-                    errors["mean"],
-                    # a bar that reached zero would have no end on this axis
-                    yerr=[np.minimum(errors["std"], errors["mean"] / 2), errors["std"]],
-                    marker=MARKS[index],
-                    color=INK[index],
-                    elinewidth=0.6,
-                    label=f"{entry.method}, learning rate {entry.rate:g}",
-                )
+                label = f"{entry.method}, learning rate {entry.rate:g}"
+                by_epoch = curves[curves.id.isin(entry.runs.id)].groupby("epoch")[ON]
+                means = [ends(100 * (1 - scores), log=True) for _, scores in by_epoch]
+                plot(axis, [epoch for epoch, _ in by_epoch], means, label, **look(label))
             for share, target in zip(SHARES, targets(tuned_)[model], strict=True):
                 height = 100 * (1 - target)
                 axis.axhline(height, color="black", lw=0.7, ls=":")
@@ -365,7 +362,7 @@ def progress(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
                     f"{100 * share:g} % of SGD's accuracy",
                     (0.99, height),
                     xycoords=("axes fraction", "data"),
-                    fontsize=5.5,
+                    fontsize="small",
                     ha="right",
                     va="bottom",
                 )
@@ -391,32 +388,21 @@ def factor_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if len(entries) < 2:
         return None
     models = list(dict.fromkeys(model for model, *_ in entries))
-    inks = {
-        name: index for index, name in enumerate(dict.fromkeys(name for _, name, *_ in entries))
-    }
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            1, len(models), figsize=(COLUMN * len(models), 2.9), squeeze=False
+            1, len(models), figsize=size(min(2, len(models)), 2.9), squeeze=False
         )
         for axis, model in zip(axes[0], models, strict=True):
             for _, name, runs, lost in (
                 measurement for measurement in entries if measurement[0] == model
             ):
-                error, at = 100 * (1 - runs[ON]), inks[name]
-                axis.errorbar(
-                    _mean(runs, "second_order.factors_up"),
-                    error.mean(),
-                    yerr=error.std() if len(error) > 1 else None,
-                    marker=MARKS[at % 9],
-                    color=INK[at % 7],
-                    ls="none",
-                    elinewidth=0.7,
-                    label=name,
-                )
+                error = ends(100 * (1 - runs[ON]))
+                mark = look(name, ls="none")
+                plot(axis, [_mean(runs, "second_order.factors_up")], [error], name, **mark)
                 if lost:
-                    position = (_mean(runs, "second_order.factors_up"), error.mean())
+                    position = (_mean(runs, "second_order.factors_up"), error.mean)
                     text = f"{lost} of {lost + len(runs)} diverged"
-                    style = {"fontsize": 6, "ha": "right", "textcoords": "offset points"}
+                    style = {"fontsize": "small", "ha": "right", "textcoords": "offset points"}
                     axis.annotate(text, position, xytext=(-6, 3), **style)
             axis.set(title=model, xlabel="bytes of factors a step", ylabel="test error (%)")
             axis.set_xscale("symlog", linthresh=1e4)

@@ -7,12 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from commsweep.errors import UserError
-from commsweep.reporting.figure import COLUMN, INK, STYLE, legend
+from commsweep.reporting.style import INK, drawing, legend, plt, size
 from commsweep.reporting.table import Table
 from commsweep.timing.timeline.iterations import NAMES, SENDS, STACK, Iteration, average, planned
 
@@ -103,11 +102,11 @@ def timelines(setting: Setting, parts_by_name: Found) -> Figure:
     """Return what the first GPU computes and what the network carries in an iteration in which all
     is new, by algorithm.
     """
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
             len(parts_by_name),
             1,
-            figsize=(2 * COLUMN, 0.7 + 0.75 * len(parts_by_name)),
+            figsize=size(2, 0.7 + 0.75 * len(parts_by_name)),
             sharex=True,
             squeeze=False,
         )

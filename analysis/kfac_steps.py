@@ -17,14 +17,13 @@ from functools import lru_cache
 from statistics import median
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from commsweep.reporting import report
 from commsweep.reporting.claim import Claim, Effect
-from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
+from commsweep.reporting.style import INK, MARKS, legend, logarithmic, plt, size, styled
 from commsweep.reporting.table import Table
 from commsweep.timing.measured_learners import (
     FUSIONS,
@@ -499,9 +498,7 @@ def breakdown() -> Figure:
     predicted.
     """
     names = networks()
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(2 * COLUMN, 2.8), sharey=True, squeeze=False
-    )
+    figure, axes = plt.subplots(1, len(names), figsize=size(2, 2.8), sharey=True, squeeze=False)
     for index, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
         _stack(
             axis,
@@ -533,9 +530,7 @@ def _pairs(
     label: str,
 ) -> Figure:
     names = networks()
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(2 * COLUMN, 2.3), sharey=True, squeeze=False
-    )
+    figure, axes = plt.subplots(1, len(names), figsize=size(2, 2.3), sharey=True, squeeze=False)
     for axis, name in zip(axes[0], names, strict=True):
         positions = range(len(columns))
         axis.bar(
@@ -553,7 +548,7 @@ def _pairs(
             label="predicted",
         )
         axis.set(title=TITLES[name], xticks=positions)
-        axis.set_xticklabels(columns, rotation=30, ha="right", fontsize=6)
+        axis.set_xticklabels(columns, rotation=30, ha="right", fontsize="small")
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel(label)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
@@ -604,7 +599,7 @@ def worth() -> Figure:
     MPD by bandwidth and number of GPUs (updates in every iteration), and over the better of both by
     update interval.
     """
-    figure, axes = plt.subplots(1, 3, figsize=(2 * COLUMN, 2.5), width_ratios=(1, 1, 1.15))
+    figure, axes = plt.subplots(1, 3, figsize=size(2, 2.5), width_ratios=(1, 1, 1.15))
     counts, rates = (4, 8, 16, 32, 64, 128), (1e9, 3e9, 1e10, 3e10, 1e11, 3e11)
     for axis, rival in zip(axes, ("d", "mpd"), strict=False):
         grid = np.array([[_map(n, bits, rival) for bits in rates] for n in counts])
@@ -616,7 +611,7 @@ def worth() -> Figure:
                 f"{value:.0f}",
                 ha="center",
                 va="center",
-                fontsize=5.5,
+                fontsize="small",
                 color="black" if value > 60 else "white",
             )
         axis.set(
@@ -663,7 +658,7 @@ def steps(steps_: list[LearnerStep]) -> Figure:
     figure, axes = plt.subplots(
         1,
         len(groups),
-        figsize=(2 * COLUMN, 3.0),
+        figsize=size(2, 3.0),
         squeeze=False,
         width_ratios=[sum(step.network == group for step in ordered) for group in groups],
     )
@@ -695,7 +690,7 @@ def steps(steps_: list[LearnerStep]) -> Figure:
             title=f"{group.learners} learners,\n{rate_text(group.bandwidth)}",
             xticks=range(len(group_steps)),
         )
-        axis.set_xticklabels([_short(step) for step in group_steps], rotation=90, fontsize=5.5)
+        axis.set_xticklabels([_short(step) for step in group_steps], rotation=90, fontsize="small")
         axis.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("ms a step")
     legend(figure, *axes[0, 0].get_legend_handles_labels())

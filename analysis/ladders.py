@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,7 +19,6 @@ from matplotlib.figure import Figure
 
 from commsweep.config.labels import describe
 from commsweep.reporting.claim import Claim, Effect, combined
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, legend, logarithmic, named
 from commsweep.reporting.results import (
     is_text,
     lost_against,
@@ -29,6 +27,21 @@ from commsweep.reporting.results import (
     score_and_sign,
 )
 from commsweep.reporting.statistics import interval
+from commsweep.reporting.style import (
+    Draw,
+    Ends,
+    Look,
+    distinct_looks,
+    drawing,
+    legend,
+    logarithmic,
+    look,
+    named,
+    plot,
+    plt,
+    size,
+)
+from commsweep.reporting.style import ends as ends_of
 from commsweep.reporting.table import ON, PERCENT, PLAIN, Table, cell
 
 from .bias import LARGE, LOSS
@@ -480,10 +493,12 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     ladder_ = ladder(frame)
     if ladder_ is None or not math.isfinite(_learned(frame, ladder_, ladder_.rungs[0])):
         return None
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.9))
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(2, 2.9))
         ends, tops = [], []
-        for index, arm in enumerate(sorted(ladder_.lost, key=lambda arm: -_last(ladder_, arm))):
+        arms = sorted(ladder_.lost, key=lambda arm: -_last(ladder_, arm))
+        styles = distinct_looks(arms)
+        for arm in arms:
             means, lows, highs = [], [], []
             for rung in ladder_.rungs:
                 scale = 100 / _learned(frame, ladder_, rung)
@@ -492,8 +507,9 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                 means.append(mean)
                 lows.append(low)
                 highs.append(high)
-            ink = (*INK, "0.5")[index % 8]
-            axis.plot(ladder_.labels(), means, color=ink, marker=MARKS[index % 9])
+            style = styles[arm]
+            ink = str(style["color"])
+            axis.plot(ladder_.labels(), means, **style)
             ends.append((means[-1], SHORT.get(arm, arm), ink))
             tops.append(1.02 * max(highs))
             axis.fill_between(ladder_.labels(), lows, highs, color=ink, alpha=0.15, lw=0)
@@ -501,7 +517,9 @@ def lasting(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         if ladder_.text:
             axis.axhline(100, color="0.3", lw=0.8, ls="--")
             transform = axis.get_yaxis_transform()
-            axis.text(0.98, 102, "letter frequencies", fontsize=6, ha="right", transform=transform)
+            axis.text(
+                0.98, 102, "letter frequencies", fontsize="small", ha="right", transform=transform
+            )
             axis.set_ylim(-5, max(160.0, *tops))
         axis.set_xscale("log")
         axis.set_xticks(ladder_.labels(), [f"{label:,.0f}" for label in ladder_.labels()])
@@ -525,24 +543,22 @@ def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     for arm, group in done.groupby("arm", sort=False):
         scores = [factor * value for value in group[metric]]
         points.append((str(arm), 100 * group["bytes.ratio"].mean(), *_ends(scores)))
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.7 * COLUMN, 2.6))
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(2, 2.6))
         lows, highs = [point[3] for point in points], [point[4] for point in points]
         axis.set_ylim(min(lows) - 0.06 * max(highs), 1.03 * max(highs))
-        for index, (arm, x, mean, low, high) in enumerate(points):
-            dense = arm == "dense"
-            ink = "black" if dense else INK[0] if arm in UNBIASED else INK[1 + index % 5]
-            axis.errorbar(
-                x,
-                mean,
-                yerr=[[mean - low], [high - mean]],
-                color=ink,
-                marker="*" if dense else MARKS[index % 9],
-                ms=7 if dense else 4,
-            )
+        styles = distinct_looks(point[0] for point in points)
+        for arm, x, mean, low, high in points:
+            style: Look = styles[arm] | {"ms": 7 if arm == "dense" else 4}
+            ink = style["color"]
+            plot(axis, [x], [Ends(mean, low, high, 0)], **style)
             heights = _spread_out([point[2] for point in points if 0.5 < point[1] / x < 2], axis)
             axis.annotate(
-                SHORT.get(arm, arm), (1.09 * x, heights[mean]), fontsize=6.5, color=ink, va="center"
+                SHORT.get(arm, arm),
+                (1.09 * x, heights[mean]),
+                fontsize="small",
+                color=ink,
+                va="center",
             )
         best = next(mean for arm, _, mean, _, _ in points if arm == "dense")
         axis.axhline(best, color="0.6", lw=0.7, ls=":")
@@ -586,21 +602,13 @@ def recalibrated(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if len(methods) < 2:
         return None
     modes = ((ON, "compressed"), ("test_off_acc", "dense"), (RECALIBRATED, "dense, recalibrated"))
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.4))
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(2, 2.4))
         for column_index, (column, name) in enumerate(modes):
             for index, method in enumerate(methods):
                 scores = [100 * value for value in done[done.method == method][column]]
-                mean, low, high = _ends(scores)
-                axis.errorbar(
-                    index + 0.2 * (column_index - 1),
-                    mean,
-                    yerr=[[mean - low], [high - mean]],
-                    color=INK[column_index],
-                    marker=MARKS[column_index],
-                    ls="none",
-                    label=name if index == 0 else None,
-                )
+                x, mark = index + 0.2 * (column_index - 1), look(name, ls="none")
+                plot(axis, [x], [ends_of(scores)], name if index == 0 else None, **mark)
         axis.set_xticks(range(len(methods)), methods)
         axis.set_ylabel("test accuracy (%)")
         legend(figure)
@@ -614,20 +622,18 @@ def rates(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     if (tuned := _tuned(frame)) is None or not is_text(frame):
         return None
     done, best, _ = tuned
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.3 * COLUMN, 2.6))
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(2, 2.6))
         x = sorted(done[RATE].unique())
-        for index, (arm, group) in enumerate(done.groupby("arm", sort=False)):
-            ends = [_ends(list(group[group[RATE] == rate][LOSS])) for rate in x]
-            means = [mean for mean, _, _ in ends]
-            bars = [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]
-            ink = INK[index % 7]
+        for arm, group in done.groupby("arm", sort=False):
+            means = [ends_of(group[group[RATE] == rate][LOSS]) for rate in x]
             name = SHORT.get(str(arm), str(arm))
-            axis.errorbar(x, means, yerr=bars, color=ink, marker=MARKS[index % 9], label=name)
+            style = look(name)
+            plot(axis, x, means, name, **style)
             at = x.index(best[str(arm)])
-            axis.plot(x[at], means[at], "o", ms=9, mfc="none", mec=ink)
+            axis.plot(x[at], means[at].mean, "o", ms=9, mfc="none", mec=style["color"])
         logarithmic(axis.xaxis)
-        axis.set_xticks(x, [f"{rate:g}" for rate in x], fontsize=6, rotation=30)
+        axis.set_xticks(x, [f"{rate:g}" for rate in x], fontsize="small", rotation=30)
         axis.minorticks_off()
         axis.set(xlabel="learning rate", ylabel="test loss (nats a byte)")
         legend(figure)

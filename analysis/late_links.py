@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
+from commsweep.reporting.style import INK, MARKS, legend, logarithmic, plt, size, styled
 from commsweep.timing.measured_pipelines import PipelineModel, PipelineStep, late
 from commsweep.timing.timeline.pipelines import Network
 
@@ -28,7 +27,7 @@ def by_link(
     (broken ones). `steps`: of a run until the target; None where it does not reach it. `names`: of
     the links.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.8))
+    figure, axes = plt.subplots(1, 2, figsize=size(2, 2.8))
     networks = sorted({step.network for step in steps_}, key=lambda it: (it.latency, -it.bandwidth))
     # a method has one colour, in time and late
     alike = {

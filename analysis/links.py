@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -24,8 +23,19 @@ from commsweep.errors import UserError
 from commsweep.launching.grid import TUNING_SEED
 from commsweep.processes import ddp, pipeline
 from commsweep.registry import calibration
-from commsweep.reporting import figure
-from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
+from commsweep.reporting import style
+from commsweep.reporting.style import (
+    INK,
+    MARKS,
+    legend,
+    logarithmic,
+    look,
+    plot,
+    plt,
+    size,
+    styled,
+)
+from commsweep.reporting.style import ends as mean_ends
 from commsweep.reporting.table import Cell, Table
 from commsweep.store import Row, Store
 from commsweep.timing import advice, measured_learners
@@ -205,7 +215,7 @@ def write(
         ]
     ).to_csv(folder / "measurements.csv", index=False)
     for name, figure_ in drawn.items():
-        figure.save(figure_, folder, name)
+        style.save(figure_, folder, name)
     return report
 
 
@@ -290,7 +300,7 @@ def write_learners(
         ends = _ends(steps_, model, store, seeds)
         report.tables.append(_endings(ends))
         if ends:
-            figure.save(endings(ends), folder, "endings")
+            style.save(endings(ends), folder, "endings")
     for table in report.tables:
         (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
         (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
@@ -376,28 +386,17 @@ def _endings(ends: list[End]) -> Table:
 @styled
 def endings(ends: list[End]) -> Figure:
     """Test perplexity at the end against the measured seconds of the whole training, a panel for
-    each link. Bars: ± one sample standard deviation over seeds.
+    each link. Bars: 95 % intervals over seeds.
     """
     networks = list(dict.fromkeys(end.network for end in ends))
-    methods = list(dict.fromkeys(end.method for end in ends))
     figure, axes = plt.subplots(
-        1, len(networks), figsize=(2 * COLUMN, 3.4), sharex=True, sharey=True, squeeze=False
+        1, len(networks), figsize=size(2, 3.4), sharex=True, sharey=True, squeeze=False
     )
     for ax, network in zip(axes[0], networks, strict=True):
         for end in ends:
             if end.network == network:
-                index = methods.index(end.method)
-                ax.errorbar(
-                    end.seconds,
-                    mean(end.scores),
-                    yerr=stdev(end.scores) if len(end.scores) > 1 else None,
-                    marker=MARKS[index % 9],
-                    ms=4.5,
-                    color=INK[index % 7],
-                    ls="none",
-                    elinewidth=0.6,
-                    label=end.method,
-                )
+                mark = look(end.method, ls="none", ms=4.5)
+                plot(ax, [end.seconds], [mean_ends(end.scores)], end.method, **mark)
         ax.set(
             xlabel="seconds",
             title=rate_text(network.bandwidth)
@@ -405,12 +404,7 @@ def endings(ends: list[End]) -> Figure:
         )
         logarithmic(ax.xaxis)
     axes[0][0].set_ylabel("test perplexity at the end")
-    handles = {
-        label: handle
-        for ax in axes[0]
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    legend(figure, handles.values(), handles.keys())
+    legend(figure)
     return figure
 
 
@@ -662,7 +656,7 @@ FAST = 1e10  # where "unlimited" is drawn
 @styled
 def step_time(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Step time against bandwidth: measured marks, predicted lines; GPipe without added latency."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    figure, axes = plt.subplots(figsize=size(1, 2.6))
     shown = [
         measurement
         for measurement in steps_
@@ -704,7 +698,7 @@ def time_to_target(
     """Seconds until the target quality against bandwidth; methods that do not reach it are
     named.
     """
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
+    figure, axes = plt.subplots(figsize=size(1, 2.8))
     missed = []
     for method, ink_index in _inks(steps_).items():
         method_steps = sorted(
@@ -747,7 +741,7 @@ def time_to_target(
 @styled
 def prediction(compared: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) -> Figure:
     """Predicted against measured step time; the band is 15 %."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    figure, axes = plt.subplots(figsize=size(1, 2.6))
     for index, (schedule, latency) in enumerate(
         sorted({(step.schedule, step.network.latency) for step in compared})
     ):
@@ -779,7 +773,7 @@ def prediction(compared: list[PipelineStep], fits: dict[tuple[str, str], Pipelin
     )
     axes.set(xlabel="measured ms a step", ylabel="predicted ms a step")
     logarithmic(axes.xaxis, axes.yaxis)
-    axes.legend(fontsize=5.5, loc="upper left")
+    axes.legend(fontsize="small", loc="upper left")
     return figure
 
 
@@ -801,7 +795,7 @@ def gantt(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]
         ),
         key=lambda step: (is_dense(step.row), step.seconds),
     )
-    figure, axes = plt.subplots(2, 1, figsize=(2 * COLUMN, 3.0), sharex=True)
+    figure, axes = plt.subplots(2, 1, figsize=size(2, 3.0), sharex=True)
     for stage, spans in enumerate(chosen.row["timing"]["gantt"]):
         for kind, _, start, stop in spans:
             axes[0].barh(
@@ -886,7 +880,7 @@ def bubble(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel
     """Shares of the devices' time: busy, bubble, exposed communication; predicted, each stage on
     cores of its own.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=size(2, 2.4), sharey=True)
     dense, squeezed = _pair(fits)
     for axis, model in zip(axes, (dense, squeezed), strict=True):
         times = _unlimited(model)
@@ -909,7 +903,7 @@ def bubble(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel
             )
             bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
         axis.set(title=f"predicted: {model.base.method}, 8 microbatches", xticks=range(len(bars)))
-        axis.set_xticklabels([label for label, _ in bars], rotation=90, fontsize=5.5)
+        axis.set_xticklabels([label for label, _ in bars], rotation=90, fontsize="small")
         axis.grid(False)
     axes[0].set_ylabel("share of the devices' time")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
@@ -921,7 +915,7 @@ def far(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) 
     """Predicted beyond the measured: up to 256 stages like the measured ones, over links between
     sites.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 3.4))
+    figure, axes = plt.subplots(1, 2, figsize=size(2, 3.4))
     counts = (4, 16, 64, 256)
     sites = {
         "one site (10 Gbit/s, 0.1 ms)": Network(1e10, 1e-4),
@@ -929,14 +923,14 @@ def far(steps_: list[PipelineStep], fits: dict[tuple[str, str], PipelineModel]) 
         "two continents (100 Mbit/s, 100 ms)": Network(1e8, 0.1),
     }
     for index, (name, network) in enumerate(sites.items()):
-        for style, model in zip(("-", "--"), _pair(fits), strict=True):
+        for line, model in zip(("-", "--"), _pair(fits), strict=True):
             axes[0].plot(
                 counts,
                 [_repeated(model, n, network, "1f1b") for n in counts],
-                style,
+                line,
                 color=INK[index],
                 marker=MARKS[index],
-                mfc="white" if style == "--" else None,
+                mfc="white" if line == "--" else None,
                 label=f"{name}, {model.base.method}",
             )
     axes[0].set(

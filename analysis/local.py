@@ -10,19 +10,21 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import Claim, Effect, combined
-from commsweep.reporting.figure import (
-    COLUMN,
-    STYLE,
+from commsweep.reporting.style import (
     Draw,
+    chosen,
+    distinct_looks,
+    drawing,
+    front_of,
     legend,
     logarithmic,
-    pareto,
+    plt,
     scatter,
+    size,
 )
 from commsweep.reporting.table import BYTES, PLAIN, RATE, Table, cell
 
@@ -341,7 +343,7 @@ def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test perplexity against the bytes a learner sends up a step, at equal tokens, with the Pareto
     front.
 
-    Means over seeds; bars: ± one sample standard deviation. At most eight settings have names.
+    Bars: 95 % intervals over seeds. At most eight settings have names.
     Dashed and dotted: plain training, whose gradients would travel every step, with AdamW and with
     Muon (beside which MuLoCo stands).
     """
@@ -352,23 +354,16 @@ def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     ]
     if done.empty or UP not in done:
         return None
-    points = (
-        done.groupby("method", sort=False)
-        .agg(score=(PERPLEXITY, "mean"), sd=(PERPLEXITY, "std"), up=(UP, "mean"))
-        .reset_index()
-    )
-    front = pareto(
-        points.assign(**{"mean": -points.score, "bytes.ratio": points.up}), worst=float("-inf")
-    )
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(1.7 * COLUMN, 3.4))
-        columns = {"method": "name", "up": "x", "score": "y"}
-        points, front = (
-            series.rename(columns=columns).assign(name=series.method.map(_short))
-            for series in (points, front)
-        )
-        spread = points["sd"].fillna(0)
-        scatter(axes, points.assign(low=spread, high=spread), front, KEPT)
+    points = []
+    for method, runs in done.groupby("method", sort=False):
+        up, values = float(runs[UP].mean()), list(runs[PERPLEXITY])
+        points.append({"name": _short(str(method)), "x": up, "values": values})
+    with drawing():
+        figure, axes = plt.subplots(figsize=size(2, 3.4))
+        frame_ = pd.DataFrame(points)
+        front = front_of(frame_)
+        styles = distinct_looks(chosen(frame_["name"], [*front["name"], *KEPT]))
+        scatter(axes, frame_, styles, front, log=False)
         plain = _arm(frame, PLAIN_RUN)
         if len(plain):
             score = plain[PERPLEXITY].mean()

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -19,8 +18,17 @@ from matplotlib.figure import Figure
 from commsweep.config.labels import MST as WITHOUT
 from commsweep.config.labels import boundaries, exchange, levelless, phases, sparse
 from commsweep.reporting.claim import Claim, Effect, paired
-from commsweep.reporting.figure import COLUMN, INK, MARKS, legend, logarithmic, styled
 from commsweep.reporting.results import base, distinct, is_text, masked
+from commsweep.reporting.style import (
+    ends,
+    legend,
+    logarithmic,
+    look,
+    plot,
+    plt,
+    size,
+    styled,
+)
 from commsweep.reporting.table import BYTES, PLAIN, SHARE, Cell, Table, cell
 from commsweep.sparsity.flops import PARTS
 
@@ -436,19 +444,13 @@ def _finished(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _front(arms_: list[tuple[str, pd.DataFrame]]) -> Figure:
     total = _total(arms_)
     arms_ = sorted(arms_, key=lambda arm: arm[1][LOSS].mean())
-    figure, axis = plt.subplots(figsize=(1.4 * COLUMN, 0.8 + 0.18 * len(arms_)))
+    figure, axis = plt.subplots(figsize=size(2, 0.8 + 0.18 * len(arms_)))
     names = []
     for index, (name, runs) in enumerate(arms_):
         dense = name.startswith("dense") or "dense model" in name
-        axis.errorbar(
-            runs[LOSS].mean(),
-            index,
-            xerr=runs[LOSS].std() if len(runs) > 1 else None,
-            marker="*" if dense else "o",
-            ms=6 if dense else 4,
-            color="black" if dense else INK[0],
-            elinewidth=0.7,
-        )
+        mark = {"marker": "*", "ms": 6} if dense else {"marker": "o", "ms": 4}
+        colour = "black" if dense else look("masked")["color"]
+        plot(axis, [index], [ends(runs[LOSS])], sideways=True, color=colour, **mark)
         names.append(f"{name} ({100 * _mean(runs, TOTAL) / total:.0f} % of FLOPs, n = {len(runs)})")
     axis.set_yticks(range(len(arms_)), names)
     axis.invert_yaxis()
@@ -458,7 +460,7 @@ def _front(arms_: list[tuple[str, pd.DataFrame]]) -> Figure:
 
 def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """Test loss by arm, best first, with the FLOPs of its training, counted by pairs that attend,
-    head included. Stars: dense models. Bars: ± one sample standard deviation over seeds.
+    head included. Stars: dense models. Bars: 95 % intervals over seeds.
     """
     arms = _finished(frame)
     return _front(arms) if len(arms) > 1 and _total(arms) == _total(arms) else None
@@ -466,19 +468,11 @@ def front(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 
 @styled
 def _bytes(entries: list[tuple[str, str, pd.DataFrame]]) -> Figure:
-    figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
-    for index, (weights, messages, runs) in enumerate(entries):
-        loss = runs[LOSS]
-        axis.errorbar(
-            _mean(runs, "gradients.up") / 1e3,
-            loss.mean(),
-            yerr=loss.std() if len(loss) > 1 else None,
-            marker=MARKS[index % 9],
-            color=INK[index % 7],
-            ls="none",
-            elinewidth=0.7,
-            label=f"{weights}: {messages}",
-        )
+    figure, axis = plt.subplots(figsize=size(1, 2.8))
+    for weights, messages, runs in entries:
+        label = f"{weights}: {messages}"
+        mark = look(label, ls="none")
+        plot(axis, [_mean(runs, "gradients.up") / 1e3], [ends(runs[LOSS])], label, **mark)
     axis.set(xlabel="kB of gradients a learner hands over a step", ylabel="test loss (nats)")
     logarithmic(axis.xaxis)
     legend(figure)
@@ -504,7 +498,7 @@ def _masks(masks_by_arm: dict[str, list[dict]]) -> Figure:
     figure, axes = plt.subplots(
         2,
         len(names),
-        figsize=(1.05 * COLUMN * len(names), 3.6),
+        figsize=size(min(2, len(names)), 3.6),
         squeeze=False,
         sharex=True,
         sharey="row",
@@ -520,14 +514,12 @@ def _masks(masks_by_arm: dict[str, list[dict]]) -> Figure:
                 kind: values[:, [at for at, layer in enumerate(kinds) if _kind(layer) == kind]]
                 for kind in dict.fromkeys(map(_kind, kinds))
             }
-            for index, (kind, records) in enumerate(_by_kind(lines).items()):
+            for kind, records in _by_kind(lines).items():
                 axes[row, column].plot(
                     steps,
                     100 * records.mean(1),
-                    color=INK[index % 7],
                     label=kind,
-                    marker=MARKS[index % 9],
-                    ms=2,
+                    **look(kind, ms=2),
                 )
             axes[row, column].set(ylabel=f"{measure} (%)" if not column else "")
         axes[0, column].set_title(name)
@@ -578,18 +570,10 @@ def masks(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
 
 @styled
 def _ever(arms_: list[tuple[str, pd.DataFrame]]) -> Figure:
-    figure, axis = plt.subplots(figsize=(COLUMN, 2.8))
-    for index, (name, runs) in enumerate(arms_):
-        axis.errorbar(
-            100 * runs["masks.ever"].mean(),
-            runs[LOSS].mean(),
-            label=name,
-            marker=MARKS[index % 9],
-            yerr=runs[LOSS].std() if len(runs) > 1 else None,
-            color=INK[index % 7],
-            ls="none",
-            elinewidth=0.7,
-        )
+    figure, axis = plt.subplots(figsize=size(1, 2.8))
+    for name, runs in arms_:
+        x, mark = 100 * runs["masks.ever"].mean(), look(name, ls="none")
+        plot(axis, [x], [ends(runs[LOSS])], name, **mark)
     axis.set(xlabel="weights ever active (%)", ylabel="test loss (nats)")
     legend(figure)
     return figure

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,9 +18,18 @@ from matplotlib.figure import Figure
 
 from commsweep.config.labels import exchange
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, combined, difference
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, Draw, logarithmic, pareto
 from commsweep.reporting.results import is_text, lost_against, masked, plain, score_and_sign
-from commsweep.reporting.statistics import interval
+from commsweep.reporting.style import (
+    Draw,
+    distinct_looks,
+    drawing,
+    ends,
+    logarithmic,
+    pareto,
+    plot,
+    plt,
+    size,
+)
 from commsweep.reporting.table import OFF, ON, PERCENT, PLAIN, SHARE, Table, cell
 
 from .bias import LARGE, NOTICEABLE, gained
@@ -406,32 +414,25 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         return None
     unit = "nats" if is_text(frame) else "points"
     present = [key for key in DIRECTIONS if (losses_.direction == key).any()]
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            len(present), 1, figsize=(2 * COLUMN, 2.1 * len(present)), squeeze=False, sharex=True
+            len(present), 1, figsize=size(2, 2.1 * len(present)), squeeze=False, sharex=True
         )
         for axis, direction in zip(axes[:, 0], present, strict=True):
             rows_ = losses_[losses_.direction == direction]
             points, front = _front(rows_)
             named = list(front.method)[:8]
+            styles = distinct_looks(named)
             for _, point in points.iterrows():
                 method = point["method"]
-                losses = list(rows_[rows_.method == method].lost)
-                low, high = interval(losses) or (point["lost"], point["lost"])
+                lost = ends(rows_[rows_.method == method].lost)
                 x, paper = 100 * point["share"], method in PAPERS
                 index = named.index(method) if method in named else None
-                ink = "0.6" if index is None else INK[index % 7]
+                style = {"color": "0.6", "marker": "o"} if index is None else styles[method]
+                style |= {"color": "0.2", "marker": "x"} if paper else {}
+                ink = style["color"]
                 below = index is not None and index % 2
-                axis.errorbar(
-                    x,
-                    point["lost"],
-                    yerr=[[point["lost"] - low], [high - point["lost"]]],
-                    ls="none",
-                    marker="x" if paper else "o" if index is None else MARKS[index],
-                    ms=4,
-                    color="0.2" if paper else ink,
-                    elinewidth=0.6,
-                )
+                plot(axis, [x], [lost], **(style | {"ls": "none", "ms": 4}))
                 if index is None and not paper:
                     continue
                 axis.annotate(
@@ -440,8 +441,8 @@ def fronts(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
                     xytext=(-4, -8) if paper else (4, -9 if below else 4),
                     ha="right" if paper else "left",
                     textcoords="offset points",
-                    fontsize=6,
-                    color="0.2" if paper else ink,
+                    fontsize="small",
+                    color=ink,
                 )
             _opposite(axis, points[~points["method"].isin([*named, *PAPERS])])
             axis.plot(100 * front.share, front.lost, color="0.5", lw=1, zorder=1)
@@ -461,8 +462,8 @@ def _opposite(axis: Axes, points: pd.DataFrame) -> None:
     for _, near in ordered.groupby((2 * np.log2(ordered["share"])).round()):
         names = "\n".join(_short(method) for method in near["method"])
         anchor = (100 * near["share"].max(), near["lost"].max())
-        style = {"fontsize": 5, "color": "0.45", "va": "top", "textcoords": "offset points"}
-        axis.annotate(names, anchor, xytext=(5, 3), **style)
+        style: dict[str, Any] = {"fontsize": "x-small", "color": "0.45", "va": "top"}
+        axis.annotate(names, anchor, xytext=(5, 3), textcoords="offset points", **style)
 
 
 def _short(method: str) -> str:

@@ -7,27 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from commsweep.reporting.claim import DENSE, SLIGHT, Claim, Effect, Wanted, contrast, difference
-from commsweep.reporting.figure import (
-    COLUMN,
-    INK,
-    MARKS,
-    STYLE,
-    Draw,
-    legend,
-    logarithmic,
-    look,
-    pareto,
-    scatter,
-)
 from commsweep.reporting.results import base, distinct, plain
+from commsweep.reporting.style import Draw, drawing, ends, legend, look, plot, plt, size
 from commsweep.reporting.table import BYTES, OFF, ON, SHARE, Cell, Table, cell
 from commsweep.reporting.words import in_words
 
@@ -447,203 +433,24 @@ def _topk(ratio: float, fwd: str = "none", bwd: str | None = None) -> Wanted:
 # Figures.
 
 
-def quality(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Test accuracy against K, plain TopK and with each feedback, inference with and without
-    compression.
-
-    Bands: ± one sample standard deviation over seeds; broken lines are uncompressed runs.
-    """
-    names = {"none": "plain", "ef": "EF", "ef_mixed": "EF-mixed", "ef21": "EF21", "aqsgd": "AQ-SGD"}
-    lines = {
-        label: points
-        for kind, label in names.items()
-        if (
-            points := levels(frame[with_feedback(frame, kind, "none" if kind == "aqsgd" else kind)])
-        )
-    }
-    if not lines:
-        return None
-    dense = frame[kinds(frame, "none", "none") & (frame.status == "finished")]
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), sharey=True)
-        for axis, metric, title in zip(
-            axes, (ON, OFF), ("compressed inference", "dense inference"), strict=True
-        ):
-            series: dict[str, list[tuple[float, Cell]]] = {}
-            for label, points_ in lines.items():
-                for text, rows in points_:
-                    if (cell_ := cell(rows, metric)).values:
-                        number, _, ending = text.partition(" %")
-                        series.setdefault(label + ending, []).append((float(number), cell_))
-            for index, (text, points) in enumerate(series.items()):
-                k, mean, spread = (
-                    np.array(triple)
-                    for triple in zip(
-                        *(
-                            (k, 100 * cell.mean, 100 * (cell.sd or 0.0))
-                            for k, cell in sorted(points, key=lambda p: p[0])
-                        ),
-                        strict=True,
-                    )
-                )
-                style = look(text, index)
-                if "True" in text:  # the same method with another augmentation
-                    style |= {"ls": "--", "mfc": "white"}
-                axis.plot(k, mean, label=text, **style)
-                axis.fill_between(
-                    k, mean - spread, mean + spread, color=style["color"], alpha=0.15, lw=0
-                )
-            for index, (text, rows) in enumerate(
-                distinct(dense, "uncompressed") if len(dense) else ()
-            ):
-                axis.axhline(
-                    100 * rows[metric].mean(),
-                    color="0.4",
-                    lw=1,
-                    ls=("--", "-.", ":")[index % 3],
-                    label=text,
-                )
-            axis.set(title=title, xlabel="K, both ways (% of entries kept)")
-            logarithmic(axis.xaxis)
-        axes[0].set_ylabel("test accuracy (%)")
-        handles, labels = axes[0].get_legend_handles_labels()
-        legend(figure, handles, labels)
-    return figure
-
-
-def bits(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Test accuracy (%) of min-max codes by bits forward and backward, one panel a scale; inference
-    compressed.
-
-    Means over seeds, under them ± one sample standard deviation.
-    """
-    grids = [
-        table for table in quantization(frame) if table.name.endswith("_on") and len(table.rows) > 1
-    ]
-    if not grids:
-        return None
-    with plt.rc_context(STYLE | {"axes.grid": False}):
-        figure, axes = plt.subplots(
-            1, len(grids), figsize=(COLUMN * len(grids), 2.2), squeeze=False
-        )
-        cells = [
-            cell for table in grids for row in table.rows for cell in row if isinstance(cell, Cell)
-        ]
-        means_ = [cell.mean for cell in cells if cell.values]
-        for axis, table in zip(axes[0], grids, strict=True):
-            means = np.array(
-                [
-                    [
-                        cell.mean if isinstance(cell, Cell) and cell.values else np.nan
-                        for cell in row[1:]
-                    ]
-                    for row in table.rows
-                ]
-            )
-            axis.set_facecolor("0.92")
-            axis.imshow(means, cmap="viridis", vmin=min(means_), vmax=max(means_), aspect="auto")
-            for y, row in enumerate(table.rows):
-                for x, cell in enumerate(row[1:]):
-                    if not isinstance(cell, Cell) or not cell.values:
-                        axis.text(x, y, "not run", ha="center", va="center", fontsize=5.5)
-                    else:
-                        dark = bool(cell.values) and cell.mean < (min(means_) + max(means_)) / 2
-                        axis.text(
-                            x,
-                            y,
-                            cell.text().replace(" ± ", "\n± "),
-                            ha="center",
-                            va="center",
-                            fontsize=5.5,
-                            color="white" if dark else "black",
-                        )
-            axis.set_xticks(range(len(table.header) - 1), table.header[1:])
-            axis.set_yticks(range(len(table.rows)), [str(row[0]) for row in table.rows])
-            axis.set(xlabel="gradients", ylabel="activations", title=table.title.split(", ")[1])
-    return figure
-
-
-def convergence(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
-    """Test accuracy over epochs for dense and each TopK level, inference with and without
-    compression.
-
-    Bands: ± one sample standard deviation over seeds.
-    """
-    arms = _topk_arms(frame)
-    if curves.empty or ON not in curves or len(arms) < 2:
-        return None
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(COLUMN, 2.2), sharey=True)
-        for axis, metric, title in zip(
-            axes, (ON, OFF), ("compressed inference", "dense inference"), strict=True
-        ):
-            for index, (label, ids) in enumerate(arms.items()):
-                _band(axis, curves[curves.id.isin(ids)], metric, label, index)
-            axis.set(title=title, xlabel="epoch")
-            axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes[0].set_ylabel("test accuracy (%)")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, title="TopK, both ways")
-    return figure
-
-
-def bytes_against_error(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Mean test error (compressed inference) against bytes sent; the line joins what nothing
-    dominates. At most eight settings have names. Bars: ± one sample standard deviation over seeds.
-    """
-    points = summary(frame)
-    if points.empty:
-        return None
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(1.5 * COLUMN, 3.4))
-        points = points.assign(
-            name=points.method.map(in_words),
-            x=100 * points["bytes.ratio"],
-            y=100 * (1 - points["mean"]),
-            high=100 * points["sd"].fillna(0),
-        )
-        # On a logarithmic axis a lower whisker below zero would have no end: stop it at half
-        # the error.
-        points["low"] = np.minimum(points["high"], points["y"] / 2)
-        scatter(axis, points, pareto(points), list(points.groupby("family").name.first()))
-        axis.set(
-            xlabel="bytes sent, activations and gradients (% of dense)", ylabel="test error (%)"
-        )
-        logarithmic(axis.xaxis, axis.yaxis)
-        legend(figure)
-    return figure
-
-
 def on_off(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """TopK and its feedbacks: accuracy with compression on and off at inference, joined by a line.
 
-    Bars: ± one sample standard deviation over seeds.
+    Bars: 95 % intervals over seeds.
     """
     both = summary(frame, ON).merge(summary(frame, OFF), on="method", suffixes=("_on", "_off"))
     both = both[~both.family_on.str.startswith("min-max")].iloc[::-1]
     if both.empty:
         return None
-    with plt.rc_context(STYLE):
-        # characters beyond what a column has room for
-        long = max(0, both.method.str.len().max() - 30)
-        figure, axis = plt.subplots(figsize=(COLUMN + 0.06 * long, 1.0 + 0.17 * len(both)))
+    wide = 2 if both.method.str.len().max() > 24 else 1
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(wide, 1.0 + 0.17 * len(both)))
         height = range(len(both))
         axis.hlines(height, 100 * both.mean_on, 100 * both.mean_off, color="0.7", lw=1, zorder=1)
-        for side, label, index in (
-            ("on", "compressed inference", 0),
-            ("off", "dense inference", 1),
-        ):
-            axis.errorbar(
-                100 * both[f"mean_{side}"],
-                height,
-                xerr=100 * both[f"sd_{side}"].fillna(0),
-                ls="none",
-                marker=MARKS[index],
-                color=INK[index],
-                elinewidth=0.7,
-                label=label,
-                zorder=3 - index,
-            )
+        for side, label in (("on", "compressed inference"), ("off", "dense inference")):
+            means = [ends(100 * np.array(values)) for values in both[f"values_{side}"]]
+            style = look(label, ls="none")
+            plot(axis, list(height), means, label, sideways=True, **style)
         axis.set_yticks(list(height), [in_words(method) for method in both.method])
         axis.set(xlabel="test accuracy (%)")
         legend(figure)
@@ -663,6 +470,7 @@ def summary(frame: pd.DataFrame, metric: str = ON) -> pd.DataFrame:
         .agg(
             mean=(metric, "mean"),
             sd=(metric, "std"),
+            values=(metric, list),
             n=(metric, "size"),
             **{"bytes.ratio": ("bytes.ratio", "mean")},
         )
@@ -683,34 +491,4 @@ def family(method: str) -> str:
     )
 
 
-def _topk_arms(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """Run ids of dense and of each plain TopK level, mildest first."""
-    plain = frame[with_feedback(frame, "none", "none")]
-    arms = [*distinct(plain[kinds(plain, "none", "none")], "dense"), *levels(plain)]
-    return {label: list(rows.id) for label, rows in arms if len(rows)}
-
-
-def _band(axis: Axes, curves: pd.DataFrame, metric: str, label: str, index: int) -> None:
-    if curves.empty:
-        return
-    by_epoch = curves.groupby("epoch")[metric].agg(["mean", "std"]).fillna(0) * 100
-    axis.plot(
-        by_epoch.index, by_epoch["mean"], color=INK[index % 7], marker=MARKS[index % 9], label=label
-    )
-    axis.fill_between(
-        by_epoch.index,
-        by_epoch["mean"] - by_epoch["std"],
-        by_epoch["mean"] + by_epoch["std"],
-        color=INK[index % 7],
-        alpha=0.15,
-        lw=0,
-    )
-
-
-FIGURES: dict[str, Draw] = {
-    "convergence": convergence,
-    "bytes": bytes_against_error,
-    "on_off": on_off,
-    "quality": quality,
-    "bits": bits,
-}
+FIGURES: dict[str, Draw] = {"on_off": on_off}

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from commsweep.reporting.claim import DENSE, Claim, Effect, Wanted, difference
-from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, level, logarithmic, pareto
 from commsweep.reporting.results import distinct, plain
+from commsweep.reporting.style import drawing, ends, legend, look, plot, plt, size
 from commsweep.reporting.table import PLAIN, RATE, SHARE, Cell, Table, cell
 
 NAME = "text"
@@ -136,105 +135,11 @@ def c8(frame: pd.DataFrame) -> Claim:
 CLAIMS = [c7, c8]
 
 
-def topk_levels(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Perplexity against K for shared and separate masks, compression on and off at inference.
-
-    Bars: ± one sample standard deviation over seeds.
-    """
-    lines: dict[str, list[tuple[float, pd.DataFrame]]] = {}
-    for name, label, rows in _levels(frame):
-        lines.setdefault(name + label.partition(" %")[2], []).append(
-            (float(label.split()[0]), rows)
-        )
-    if not any(len({k for k, _ in points}) > 1 for points in lines.values()):
-        return None  # one level is no curve
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 2.5))
-        for index, (name, points) in enumerate(lines.items()):
-            for metric, style, ending in (
-                (ON, "-", "compressed inference"),
-                (OFF, ":", "dense inference"),
-            ):
-                cells = [cell(rows, metric) for _, rows in points]
-                shown = [
-                    (k, cell) for (k, _), cell in zip(points, cells, strict=True) if cell.values
-                ]
-                axis.errorbar(
-                    [k for k, _ in shown],
-                    [cell.mean for _, cell in shown],
-                    yerr=_whiskers([cell for _, cell in shown]),
-                    ls=style,
-                    marker=MARKS[index],
-                    color=INK[index],
-                    elinewidth=0.7,
-                    mfc="white" if metric == OFF else None,
-                    label=f"{name}, {ending}",
-                )
-        for text, rows in distinct(frame[_fits(frame, DENSE)], "uncompressed"):
-            if (dense := cell(rows, ON)).values:
-                axis.axhline(dense.mean, color="0.4", lw=1, ls="--", label=text)
-        axis.set(xlabel="K (% of entries kept)", ylabel="test perplexity")
-        logarithmic(axis.xaxis, axis.yaxis)
-        legend(figure)
-    return figure
-
-
-def bytes_per_token(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Perplexity (compressed inference) against bytes a token, both ways; the line joins what
-    nothing dominates.
-
-    Numbers are K in percent, or bits. Bars: ± one sample standard deviation over seeds. Of more
-    than eight families of settings, those with a point on that line, at most eight.
-    """
-    points = summary(frame)
-    if points.empty:
-        return None
-    if points["family"].nunique() > 8:
-        best = pareto(
-            points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}),
-            worst=-math.inf,
-        )
-        families = list(dict.fromkeys(best["family"]))[:8]
-        points = points[points["family"].isin(families)]
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 3.6))
-        for index, (family, group) in enumerate(points.groupby("family", sort=False)):
-            axis.errorbar(
-                group["bytes"],
-                group["ppl"],
-                yerr=_whiskers(list(group["cell"])),
-                ls="none",
-                label=family,
-                marker=MARKS[index % 9],
-                color=INK[index % 7],
-                elinewidth=0.7,
-                zorder=3,
-            )
-            for x, y, method in zip(group["bytes"], group["ppl"], group["method"], strict=True):
-                axis.annotate(
-                    level(method),
-                    (x, y),
-                    xytext=(3, 2),
-                    textcoords="offset points",
-                    fontsize=4.5,
-                    color=INK[index % 7],
-                )
-        front = pareto(
-            points.assign(**{"mean": -points["ppl"], "bytes.ratio": points["bytes"]}),
-            worst=-math.inf,
-        )
-        axis.plot(front["bytes"], front["ppl"], color="0.5", lw=1, zorder=1, label="Pareto front")
-        axis.set(xlabel="bytes a token and boundary, both ways", ylabel="test perplexity")
-        logarithmic(axis.xaxis, axis.yaxis)
-        legend(figure)
-    return figure
-
-
 def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     """The methods that cost about an eighth of the dense bytes, best first, inference with and
     without compression.
 
-    Bars: ± one sample standard deviation over seeds.
+    Bars: 95 % intervals over seeds.
     """
     arms = (
         frame[frame["bytes.ratio"].between(0.11, 0.14)]
@@ -249,8 +154,8 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     shown.sort(key=lambda entry: -entry[1].mean)
     if not shown:
         return None
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 0.8 + 0.22 * len(shown)))
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(1, 0.8 + 0.22 * len(shown)))
         height = range(len(shown))
         axis.hlines(
             height,
@@ -264,20 +169,12 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
             "compressed inference": [on for _, on, _ in shown],
             "dense inference": [off for _, _, off in shown],
         }
-        for index, (label, cells) in enumerate(scored.items()):
-            axis.errorbar(
-                [cell.mean for cell in cells],
-                height,
-                xerr=_whiskers(cells),
-                ls="none",
-                marker=MARKS[index],
-                color=INK[index],
-                elinewidth=0.7,
-                label=label,
-                zorder=3 - index,
-            )
+        for label, cells in scored.items():
+            means = [ends(cell.values) for cell in cells]
+            style = look(label, ls="none")
+            plot(axis, list(height), means, label, sideways=True, **style)
         axis.set_yticks(
-            list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize=6
+            list(height), [method.replace(", ", "\n") for method, *_ in shown], fontsize="small"
         )
         dense = frame[(frame[["fwd.compressor.kind", "bwd.compressor.kind"]] == "none").all(axis=1)]
         if len(dense) and dense[ON].notna().any():
@@ -288,7 +185,7 @@ def equal_bytes(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
     return figure
 
 
-FIGURES = {"topk": topk_levels, "bytes": bytes_per_token, "equal_bytes": equal_bytes}
+FIGURES = {"equal_bytes": equal_bytes}
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:

@@ -17,15 +17,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
 from commsweep.reporting.claim import Claim, Effect
-from commsweep.reporting.figure import COLUMN, INK, MARKS, Draw, legend, logarithmic, styled
 from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.style import INK, MARKS, Draw, legend, logarithmic, plt, size, styled
 from commsweep.reporting.table import Table
 
 from .bias import LOSS
@@ -353,7 +352,7 @@ def scale(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
 def _drawn(fitted_laws: Laws) -> Figure:
     lengths = sorted({point.steps for point in fitted_laws.points})
     figure, axes = plt.subplots(
-        1, len(lengths), figsize=(1.1 * COLUMN * len(lengths), 2.8), sharey=True, squeeze=False
+        1, len(lengths), figsize=size(min(2, len(lengths)), 2.8), sharey=True, squeeze=False
     )
     arms = list(dict.fromkeys(point.arm for point in fitted_laws.points))
     for axis, steps in zip(axes[0], lengths, strict=True):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pandas as pd
 
 from commsweep.reporting.claim import Claim, combined
-from commsweep.reporting.figure import Draw
 from commsweep.reporting.results import is_text, plain
+from commsweep.reporting.style import Draw
 from commsweep.reporting.table import PLAIN, SHARE, Table, cell
 
 from .bias import LOSS, NOTICEABLE, PERPLEXITY

@@ -9,6 +9,7 @@
     cs.CompressionHook(model, compressor)             # gradients of DistributedDataParallel
     cs.preset(name), cs.run(run), cs.sweep(runs)      # trainings of the harness
     cs.load_rows(path), cs.load_curves(path)          # runs and their curves, as DataFrames
+    cs.figure(rows, kind)                             # a figure for a paper, of rows or curves
     cs.UserError                                      # every mistake that a user can mend
 
 These names are stable. Each is imported when it is first used, so that `import commsweep` is fast.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from commsweep.integrations.measure import measure
     from commsweep.integrations.shadow import Shadow
     from commsweep.registry import preset
+    from commsweep.reporting.figure import figure
     from commsweep.reporting.tidy import load_curves, load_rows
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Shadow",
     "UserError",
     "compress",
+    "figure",
     "insert",
     "load_curves",
     "load_rows",
@@ -47,6 +50,7 @@ _WHERE = {
     "Shadow": "commsweep.integrations.shadow",
     "UserError": "commsweep.errors",
     "compress": "commsweep.api_functions",
+    "figure": "commsweep.reporting.figure",
     "insert": "commsweep.boundary.insert",
     "load_curves": "commsweep.reporting.tidy",
     "load_rows": "commsweep.reporting.tidy",

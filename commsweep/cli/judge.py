@@ -85,7 +85,7 @@ def add_commands(commands: argparse._SubParsersAction, _shared: argparse.Argumen
 def _judge(args: argparse.Namespace) -> int:
     from commsweep.reporting import foreign_rows
     from commsweep.reporting import judge as judging
-    from commsweep.reporting.figure import save
+    from commsweep.reporting.style import save
 
     if args.claim and args.against:
         raise UserError("--against goes without --claim: a claim names both of its settings")

@@ -69,6 +69,18 @@ def add_commands(commands: argparse._SubParsersAction, shared: argparse.Argument
     report.add_argument(
         "--figure", default="", metavar="NAME", help="draw this figure only, and no page"
     )
+    report.add_argument(
+        "--width",
+        choices=("column", "page"),
+        default="",
+        help="of every figure: one column, 3.3 inches, or two, 6.9 (default: what each needs)",
+    )
+    report.add_argument(
+        "--venue",
+        default="",
+        metavar="NAME",
+        help="sizes and fonts of a venue, such as icml2024, from the library tueplots",
+    )
     report.add_argument("--no-page", action="store_true", help="skip the HTML page")
     report.set_defaults(command=_report)
     findings_parser = commands.add_parser(
@@ -125,7 +137,14 @@ def _report(args: argparse.Namespace) -> int:
         page=not args.no_page and not args.figure,
         papers=args.papers,
         mine=args.claims,
-        figures=report.Figures(args.scale, args.figures, args.figure, lambda name: bar.update()),
+        figures=report.Figures(
+            scale=args.scale,
+            width=args.width,
+            venue=args.venue,
+            formats=args.figures,
+            only=args.figure,
+            drawn=lambda name: bar.update(),
+        ),
         against=args.against,
     )
     bar.close()

@@ -234,7 +234,7 @@ def _write(cards: list[Card], out: Path) -> None:
     """Write card.md, card.json, rows.csv and the figure."""
     import pandas as pd
 
-    from commsweep.reporting.figure import save
+    from commsweep.reporting.style import save
     from commsweep.scoring import samples
     from commsweep.scoring.card import LIMITS, figure
 

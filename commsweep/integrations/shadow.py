@@ -612,23 +612,21 @@ def _figure(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw what harms a message against bytes, a panel a kind: the bias of gradients, which adds up
     over steps, and the error of all others. Both axes are logarithmic, and the vertical one has 0.
     """
-    from commsweep.reporting.figure import COLUMN, INK, MARKS, STYLE, legend, logarithmic, plt
+    from commsweep.reporting.style import drawing, legend, logarithmic, look, plt, size
 
     kinds = list(dict.fromkeys(row["message"] for row in rows))
-    names = list(dict.fromkeys(row["codec"] for row in rows))
-    with plt.rc_context(STYLE):
+    with drawing():
         figure, axes = plt.subplots(
-            1, len(kinds), figsize=(1.3 * COLUMN * len(kinds), 3.6), squeeze=False
+            1, len(kinds), figsize=size(min(2, len(kinds)), 3.6), squeeze=False
         )
         for axis, kind in zip(axes[0], kinds, strict=True):
             quantity = "bias" if kind.endswith("gradients") else "error"
             for row in rows:
                 if row["message"] != kind:
                     continue
-                row_index = names.index(row["codec"])
                 x, y = 100 * row["bytes_share"], 100 * row[quantity]
-                mark, ink = MARKS[row_index % 9], INK[row_index % 7]
-                axis.plot(x, y, mark, color=ink, ms=4, label=row["codec"])
+                mark = look(row["codec"], ls="none", ms=4)
+                axis.plot(x, y, label=row["codec"], **mark)
             axis.set(title=kind, xlabel="bytes (% of float32)", ylabel=f"{quantity} (% of message)")
             axis.set_yscale("symlog", linthresh=10)
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

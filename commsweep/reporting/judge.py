@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
@@ -31,9 +30,9 @@ from commsweep.reporting.claim import (
     adjustment,
     shown,
 )
-from commsweep.reporting.figure import INK, styled
 from commsweep.reporting.foreign_rows import Rows
 from commsweep.reporting.statistics import far, grid_of, interval, mean_sd
+from commsweep.reporting.style import INK, plt, size, styled
 from commsweep.reporting.table import Table
 
 ORDER = "order"  # --seed order: the rows of a setting are numbered as they stand
@@ -531,7 +530,7 @@ def table(judged: Judged) -> Table:
 def figure(judged: Judged) -> Figure:
     """Draw each seed of each setting, its median, and the interval of its mean."""
     scores = {name: list(seeds.values()) for name, seeds in judged.scores.items() if seeds}
-    drawing, axis = plt.subplots(figsize=(6, 0.6 + 0.32 * len(scores)), layout="constrained")
+    drawing, axis = plt.subplots(figsize=size(2, 0.6 + 0.32 * len(scores)))
     for row, (name, values) in enumerate(scores.items()):
         ink = INK[5] if name == judged.baseline else INK[0]
         axis.plot(values, [row] * len(values), "o", ms=3, color=ink, alpha=0.5, mew=0)

@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.reporting import figure
+from commsweep.reporting import style
 from commsweep.reporting.claim import Claim, Effect, adjustment, shown
 from commsweep.reporting.results import scale, settings, uneven
 from commsweep.reporting.statistics import mean_sd
@@ -202,9 +202,8 @@ Drawn = tuple[str, Path, str]  # name, PNG file and caption
 
 
 def _headline(drawn: list[Drawn]) -> tuple[list[Drawn], list[Drawn]]:
-    """(the main figure, the others): the first that a paper draws, else the first."""
-    own_figures = [index for index, (name, _, _) in enumerate(drawn) if name not in figure.GENERAL]
-    chosen = own_figures[0] if own_figures else 0
+    """(the main figure, the others): score against bytes, else the first."""
+    chosen = next((at for at, (name, _, _) in enumerate(drawn) if name == "score_bytes"), 0)
     return drawn[chosen : chosen + 1], drawn[:chosen] + drawn[chosen + 1 :]
 
 
@@ -212,7 +211,7 @@ def _figure(drawn: Drawn) -> str:
     name, png, caption = drawn
     return (
         f'<figure id="figure-{escape(name)}">'
-        f"{figure.picture(png.read_bytes(), alt=f'figure {name}')}"
+        f"{style.picture(png.read_bytes(), alt=f'figure {name}')}"
         f'<figcaption><a href="#figure-{escape(name)}"><b>{escape(name)}.</b></a> '
         f"{escape(caption)}</figcaption></figure>"
     )

@@ -11,6 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +104,13 @@ class Figures:
     """The figures of a report.
 
     scale: of vertical axes, "log" or "linear" ("": each figure's own). formats: beside PNG, "pdf"
-    and "svg". only: the name of the one to draw ("": all). drawn: hears of each by its name.
+    and "svg". only: the name of the one to draw ("": all). drawn: hears of each by its name. width,
+    venue: of `style.sheet`.
     """
 
     scale: str = ""
+    width: str = ""
+    venue: str = ""
     formats: tuple[str, ...] = ()
     only: str = ""
     drawn: Callable[[str], object] = lambda name: None
@@ -142,7 +146,7 @@ def write(
             f"{sweep}"
         )
     # Seconds to import, so only once there is something to draw.
-    from commsweep.reporting import claim, figure, interim_looks, report_parts
+    from commsweep.reporting import claim, interim_looks, report_parts, style
     from commsweep.reporting.against import claim as against_claim
     from commsweep.reporting.page import html
 
@@ -183,9 +187,13 @@ def write(
         ):
             _text(folder / "tables" / f"{table.name}.{suffix}", text)
     drawn = []
-    for drawing in (*extra.figures, *report_parts.all_figures(frame, curves, papers, wish.only)):
-        drawn.append(drawing)
-        wish.drawn(drawing[0])
+    with style.drawing(style.sheet(wish.width, wish.venue)):
+        for name, figure, caption in chain(
+            extra.figures, report_parts.all_figures(frame, curves, papers, wish.only, points)
+        ):
+            style.finish(figure, caption)
+            drawn.append((name, figure, caption))
+            wish.drawn(name)
     if wish.only and not drawn:
         names = report_parts.figure_names(frame, papers)
         raise UserError(
@@ -194,7 +202,7 @@ def write(
         )
     if wish.scale:
         for _, figure_, _ in drawn:
-            figure.rescale(figure_, wish.scale)
+            style.rescale(figure_, wish.scale)
     notes = (results.uneven(frame), results.mixed_surroundings(frame))
     report.note = " ".join(note for note in notes if note)
     counts = frame.status.value_counts()
@@ -219,16 +227,13 @@ def write(
         compression: dict[str, Any] = {"method": "gzip", "mtime": 0}
         points.to_csv(folder / CURVES, index=False, compression=compression)
     pictures = [
-        (name, figure.save(figure_, folder / "figures", name, ("png", *wish.formats))[0], caption)
+        (name, style.save(figure_, folder / "figures", name, ("png", *wish.formats))[0], caption)
         for name, figure_, caption in drawn
     ]
     if page:
         report.page = folder / "report.html"
         text = html(sweep, store, frame, curves, report.tables, report.claims, pictures, running)
         _text(report.page, text)
-    if not wish.only:
-        captions = "".join(f"- **{name}**: {caption}\n" for name, _, caption in drawn)
-        _text(folder / "figures" / "captions.md", captions)
     return report
 
 

@@ -14,8 +14,9 @@ from commsweep.config import own
 from commsweep.errors import UserError, nearest
 from commsweep.registry import is_shipped, papers
 from commsweep.reporting.claim import Claim, Looks, adjust, date
-from commsweep.reporting.figure import GENERAL, Draw
+from commsweep.reporting.figure import KINDS
 from commsweep.reporting.results import scale
+from commsweep.reporting.style import Draw, finish
 from commsweep.reporting.table import Table, settings_table
 
 
@@ -99,7 +100,7 @@ def all_claims(
 
 def _drawings(frame: pd.DataFrame, only: Collection[str]) -> list[tuple[str, Draw, pd.DataFrame]]:
     """(name, how it is drawn, of which rows) of every figure."""
-    drawings = [(name, draw, frame) for name, draw in GENERAL.items()]
+    drawings = [(name, draw, frame) for name, draw in KINDS.items()]
     drawings += [
         (prefix + name, draw, rows)
         for prefix, rows, paper in _present(frame, only)
@@ -114,19 +115,43 @@ def figure_names(frame: pd.DataFrame, only: Collection[str] = ()) -> list[str]:
 
 
 def all_figures(
-    frame: pd.DataFrame, curves: pd.DataFrame, only: Collection[str] = (), named: str = ""
+    frame: pd.DataFrame,
+    curves: pd.DataFrame,
+    only: Collection[str] = (),
+    named: str = "",
+    points: pd.DataFrame | None = None,
 ) -> Iterator[tuple[str, Figure, str]]:
     """(name, figure, caption) of every figure that has something to show, drawn; of the one of this
     name, where there is one.
+
+    curves: the evaluations of the runs. points: those along the training, which the figures of
+    every report show instead where there are any.
     """
+    along = curves if points is None or points.empty else points
     for name, draw, rows in _drawings(frame, only):
         if named and name != named:
             continue
         done = rows[rows.status == "finished"]
-        drawn = (
-            draw(rows, curves[curves.id.isin(rows.id)] if len(curves) else curves)
-            if len(done)
-            else None
-        )
+        drawn = None
+        if len(done):
+            shown = along if KINDS.get(name) is draw else curves
+            drawn = draw(rows, shown[shown.id.isin(rows.id)] if len(shown) else shown)
         if drawn is not None:
-            yield name, drawn, " ".join((draw.__doc__ or "").split())
+            if not drawn.get_label():
+                finish(drawn, f"{draw.__doc__} {_seeds(done)}{_left_out(rows)}")
+            yield name, drawn, str(drawn.get_label())
+
+
+def _seeds(done: pd.DataFrame) -> str:
+    """ "n = 3 to 8 seeds a setting." """
+    counts = sorted(set(done.groupby("setting_id").seed.nunique()))
+    if counts == [1]:
+        return "One seed a setting, so no intervals."
+    n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"n = {n} seeds a setting."
+
+
+def _left_out(rows: pd.DataFrame) -> str:
+    counts = rows.status[rows.status != "finished"].value_counts()
+    named = [f"{count} {status}" for status, count in counts.items()]
+    return f" Runs left out: {', '.join(named)}." if named else ""

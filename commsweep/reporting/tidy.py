@@ -56,8 +56,8 @@ def load_curves(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
         sweep: of a store, the runs of this sweep only.
 
     Returns:
-        `id`, `setting`, `seed`, `codec` and `method` of the run; `step`, `epoch`, `bytes` (sent so
-        far, over all boundaries), `seconds` (trained so far) and the scores there.
+        `id`, `setting`, `seed`, `codec`, `method` and `status` of the run; `step`, `epoch`,
+        `bytes` (sent so far, over all boundaries), `seconds` (trained so far) and the scores there.
 
     Raises:
         UserError: the source has no curves.
@@ -77,7 +77,9 @@ def load_curves(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
         )
     if curves.empty:
         raise UserError(f"'{path}': no run has a curve; launch runs with --points 10")
-    names = [name for name in ("id", "setting", "seed", "codec", "method") if name in rows]
+    names = [
+        name for name in ("id", "setting", "seed", "codec", "method", "status") if name in rows
+    ]
     return rows[names].merge(curves, on="id")
 
 
@@ -91,4 +93,4 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
     added = pd.DataFrame([columns[setting] for setting in frame.setting_id], index=frame.index)
     first = frame[["id"]].assign(setting=frame.setting_id, seed=frame.get("seed"))
     left = frame.drop(columns=[*first.columns, *added.columns], errors="ignore")
-    return pd.concat([first, added, left], axis=1)
+    return pd.concat([first, added, left], axis=1).copy()  # in one piece, for fast assignments

@@ -23,6 +23,7 @@ WORDS = (
     (r"optim muon", "Muon"),
     (r"model (\w+)", r"\1"),
     (r"epochs (\d+)", r"\1 epochs"),
+    (r"(?:model )?tied False", "untied head"),
 )
 
 
@@ -38,7 +39,7 @@ def in_words(label: str) -> str:
     """A label as `commsweep` records it, with its settings in words."""
     for pattern, text in WORDS:
         label = re.sub(rf"\b{pattern}\b", text, label)
-    return label
+    return label.replace(" (otherwise)", "")
 
 
 def without_empty(

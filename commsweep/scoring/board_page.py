@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from commsweep.reporting.claim import CONTRADICTED, MIN_SEEDS, SUPPORTED, Effect, shown
-from commsweep.reporting.figure import COLUMN, logarithmic, save, styled
+from commsweep.reporting.style import logarithmic, plt, save, size, styled
 from commsweep.reporting.table import Cell, Table
 from commsweep.reporting.words import without_empty
 from commsweep.scoring import ROLES, choice_page
@@ -314,7 +313,7 @@ def fronts(recorded: Sequence[Training]) -> Figure:
     """
     roles = list(dict.fromkeys(training.setup.role for training in recorded))
     drawn, axes = plt.subplots(
-        len(roles), 2, figsize=(2 * COLUMN, 2.4 * len(roles)), squeeze=False, sharex=True
+        len(roles), 2, figsize=size(2, 2.4 * len(roles)), squeeze=False, sharex=True
     )
     for role, pair in zip(roles, axes, strict=True):
         of_role = [training for training in recorded if training.setup.role == role]
@@ -333,7 +332,7 @@ def fronts(recorded: Sequence[Training]) -> Figure:
                     xytext=(-3 if is_right else 3, 4 if index % 2 else -7),
                     textcoords="offset points",
                     ha="right" if is_right else "left",
-                    fontsize=5.5,
+                    fontsize="small",
                 )
             if not ranked:
                 axis.text(0.5, 0.5, "cannot tell", ha="center", transform=axis.transAxes)

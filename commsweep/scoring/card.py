@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import (
@@ -18,7 +17,7 @@ from commsweep.reporting.claim import (
     adjust,
     shown,
 )
-from commsweep.reporting.figure import COLUMN, INK, legend, logarithmic, look, styled
+from commsweep.reporting.style import legend, logarithmic, look, plt, size, styled
 from commsweep.reporting.table import Cell, Table
 from commsweep.reporting.words import without_empty
 from commsweep.reporting.worth import Kept
@@ -273,12 +272,12 @@ def figure(cards: Sequence[Card]) -> Figure:
     if not trainings:
         return _errors(cards)
     drawn, axes = plt.subplots(
-        1, len(trainings), figsize=(COLUMN * len(trainings), 2.6), squeeze=False
+        1, len(trainings), figsize=size(min(2, len(trainings)), 2.6), squeeze=False
     )
     for axis, (name, outcomes) in zip(axes[0], trainings.items(), strict=True):
         axis.axhline(100, color="black", lw=0.7, label="dense")
         axis.axhline(0, color="0.5", lw=0.7, ls="--", label="nothing sent")
-        for index, (codec, (share, worth)) in enumerate(_points(outcomes).items()):
+        for codec, (share, worth) in _points(outcomes).items():
             errors = None
             if worth.low is not None and worth.high is not None:
                 errors = [[max(0, worth.percent - worth.low)], [max(0, worth.high - worth.percent)]]
@@ -286,9 +285,8 @@ def figure(cards: Sequence[Card]) -> Figure:
                 [100 * share],
                 [worth.percent],
                 yerr=errors,
-                ls="none",
                 label=codec,
-                **look(codec, index),
+                **look(codec, ls="none"),
             )
         logarithmic(axis.xaxis)
         axis.set(title=name, xlabel="bytes, % of dense", ylabel="worth kept, %")
@@ -308,16 +306,16 @@ def _points(outcomes: Sequence[Outcome]) -> dict[str, tuple[float, Kept]]:
 
 def _errors(cards: Sequence[Card]) -> Figure:
     roles = list(dict.fromkeys(card.role for card in cards))
-    drawn, axes = plt.subplots(1, len(roles), figsize=(COLUMN * len(roles), 2.6), squeeze=False)
+    drawn, axes = plt.subplots(1, len(roles), figsize=size(min(2, len(roles)), 2.6), squeeze=False)
     for axis, role in zip(axes[0], roles, strict=True):
         shown_: dict[str, Summary] = {}
         for card in cards:
             if card.role == role:
                 shown_[card.codec] = card.messages
                 shown_.setdefault(card.rival.codec, card.rival)
-        for index, (codec, summary) in enumerate(shown_.items()):
-            ink = {"marker": "o", "color": INK[index % len(INK)]}
-            axis.plot([100 * summary.share], [summary.error], ls="none", label=codec, **ink)
+        for codec, summary in shown_.items():
+            mark = look(codec, ls="none")
+            axis.plot([100 * summary.share], [summary.error], label=codec, **mark)
         logarithmic(axis.xaxis)
         axis.set(title=role, xlabel="bytes, % of float32", ylabel="error")
     legend(drawn)

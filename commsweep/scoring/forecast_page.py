@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.integrations.forecast import COVERED, WIDEST, Forecast
-from commsweep.reporting.figure import COLUMN, legend, save, styled
+from commsweep.reporting.style import legend, plt, save, size, styled
 from commsweep.reporting.table import Cell, Table
 from commsweep.scoring import fit
 from commsweep.scoring.fit import Trial
@@ -169,7 +168,7 @@ def drawn(forecasts: dict[str, Forecast], outcomes: Sequence[Outcome]) -> Figure
     bound, and unseen trainings.
     """
     figure, axes = plt.subplots(
-        1, len(forecasts), figsize=(1.1 * COLUMN * len(forecasts), 3.2), squeeze=False, sharey=True
+        1, len(forecasts), figsize=size(min(2, len(forecasts)), 3.2), squeeze=False, sharey=True
     )
     for axis, (message, forecast_) in zip(axes[0], forecasts.items(), strict=True):
         scores = forecast_.evidence.scores

@@ -142,13 +142,15 @@ def test_figures_draw_from_whole_and_from_partial_rows(store):
     frame = fill(store, good)
     curves = results.curves(store.root, list(frame.id))
     assert [name for name, *_ in report_parts.all_figures(frame, curves)] == [
-        "rate",
+        "convergence",
+        "score_k",
+        "score_bytes",
         "layers",
         "scaling",
     ]
     for part, count in (
-        (frame.head(9), 3),
-        (frame[frame["model.name"] == "gpt2-nano"], 2),
+        (frame.head(9), 5),
+        (frame[frame["model.name"] == "gpt2-nano"], 4),
         (frame.assign(status="missing"), 0),
     ):
         assert len(list(report_parts.all_figures(part, curves[curves.id.isin(part.id)]))) == count

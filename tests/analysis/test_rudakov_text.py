@@ -13,7 +13,7 @@ from commsweep.config import record, run_id
 from commsweep.config.run import SCHEMA
 from commsweep.launching.launch import register
 from commsweep.registry import content, sweep
-from commsweep.reporting import figure, report, report_parts, results
+from commsweep.reporting import report, report_parts, results, style
 from commsweep.reporting.claim import CONTRADICTED, NOT_ENOUGH, SUPPORTED
 from commsweep.store import Store
 
@@ -139,10 +139,10 @@ def test_figures_draw_from_partial_rows_and_always_the_same(store, tmp_path):
     frame = fill(store, paper_world, {run_id(r): "missing" for r in sweep("demo-text") if r.seed})
     curves = results.curves(store.root, [])
     for name, drawn, _ in report_parts.all_figures(frame, curves):
-        figure.save(drawn, tmp_path / "a", name)
+        style.save(drawn, tmp_path / "a", name)
     rows = rudakov_text.rows(frame)
     for name, draw in rudakov_text.FIGURES.items():
-        figure.save(draw(rows, curves), tmp_path / "b", name)
+        style.save(draw(rows, curves), tmp_path / "b", name)
     for name in rudakov_text.FIGURES:
         assert (tmp_path / "a" / f"{name}.png").read_bytes() == (
             tmp_path / "b" / f"{name}.png"

@@ -96,20 +96,21 @@ def test_sweep_report_and_claims_end_to_end(capsys, tmp_path):
     code, out, _ = call(capsys, "report", "smoke", "--store", store, "--out", out_dir)
     assert code == 0 and "All settings" in out and len(out.splitlines()) <= 60
     page = (out_dir / "report.html").read_text()
-    assert "not enough runs" in page and page.count('src="data:image/png') == 7 == page.count(
+    assert "not enough runs" in page and page.count('src="data:image/png') == 6 == page.count(
         'alt="figure '
     )
     for kind in ("md", "tex", "csv"):
         assert (out_dir / "tables" / f"topk.{kind}").exists()
-    drawn = {path.name for path in (out_dir / "figures").iterdir()} - {"captions.md"}
-    assert {"convergence.png", "bytes.png", "on_off.png"} <= drawn
-    assert all(name.endswith(".png") for name in drawn)  # other formats on demand
+    drawn = {path.name for path in (out_dir / "figures").iterdir()}
+    assert {"convergence.png", "score_bytes.png", "on_off.png"} <= drawn
+    # other formats on demand; the caption beside each, as text and as a LaTeX figure
+    assert {name.rpartition(".")[2] for name in drawn} == {"png", "txt", "tex"}
     words = ("report", "smoke", "--store", store, "--out", out_dir)
-    code, _, err = call(capsys, *words, "--figure", "bytes", "--figures", "pdf,svg")
+    code, _, err = call(capsys, *words, "--figure", "score_bytes", "--figures", "pdf,svg")
     assert code == 0  # beside the others
-    more = {path.name for path in (out_dir / "figures").iterdir()} - {"captions.md"}
-    assert more - drawn == {"bytes.pdf", "bytes.svg"} and drawn <= more
-    assert "did you mean 'bytes'" in error(capsys, *words, "--figure", "byts")
+    more = {path.name for path in (out_dir / "figures").iterdir()}
+    assert more - drawn == {"score_bytes.pdf", "score_bytes.svg"} and drawn <= more
+    assert "did you mean 'score_bytes'" in error(capsys, *words, "--figure", "score_byts")
     assert "'gif' is none of png, pdf, svg" in error(capsys, *words, "--figures", "gif")
     code, out, _ = call(capsys, "claims", "smoke", "--store", store, "--json")
     assert {claim["verdict"] for claim in json.loads(out)} == {"not enough runs"}

@@ -20,9 +20,9 @@ from commsweep.errors import UserError
 from commsweep.launching.launch import adopt
 from commsweep.registry import sweep
 from commsweep.reporting import interim_looks, results
-from commsweep.reporting.figure import save
 from commsweep.reporting.published import outcomes
 from commsweep.reporting.report_parts import all_claims, all_figures, all_tables
+from commsweep.reporting.style import save
 from commsweep.store import Store
 from tests.test_layout import ROOT
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from commsweep.reporting.claim import DENSE, Claim, difference
-from commsweep.reporting.figure import COLUMN, STYLE, Draw
+from commsweep.reporting.style import Draw, drawing, ends, look, plot, plt, size
 from commsweep.reporting.table import ON, SHARE, Table, cell
 
 NAME = "mine"
@@ -38,11 +37,12 @@ def little_is_lost(frame: pd.DataFrame) -> Claim:
 
 
 def accuracy(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
-    """Test accuracy against bytes; points are seeds."""
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(COLUMN, 2.4))
+    """Test accuracy against bytes. Bars: 95 % intervals over seeds."""
+    with drawing():
+        figure, axis = plt.subplots(figsize=size(1, 2.4))
         for method, group in frame.groupby("method", sort=False):
-            axis.plot(100 * group["bytes.ratio"], 100 * group[ON], "o", label=str(method))
+            name, share = str(method), 100 * group["bytes.ratio"].mean()
+            plot(axis, [share], [ends(100 * group[ON])], name, **look(name))
         axis.set(xlabel="bytes (% of dense)", ylabel="test accuracy (%)", xscale="log")
         axis.legend()
     return figure
