@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from commsweep.reporting import style
+from commsweep.reporting import statistics, style
 from commsweep.reporting.claim import Claim, Effect, adjustment, shown
 from commsweep.reporting.results import scale, settings, uneven
 from commsweep.reporting.statistics import mean_sd
@@ -71,6 +71,7 @@ def html(
             f"{_next_to('page.css')}</style></head><body>",
             f"<h1>{escape(name)}</h1>",
             _overview(frame),
+            *map(_figure, main),
             '<nav><a href="#answers">answers</a><a href="#tables">tables</a><a '
             'href="#figures">figures</a><a href="#runs">runs</a></nav>',
             '<h2 id="answers">Answers</h2><p class="faint">A dot is the mean difference over '
@@ -81,10 +82,9 @@ def html(
             "data only.</p>"
             if claims
             else f"<p>{none}</p>",
-            *map(_figure, main),
             '<h2 id="tables">Tables</h2><p class="faint">Mean ± sample standard deviation over '
-            "seeds, last epoch. Best means are bold. A number opens the list of its runs, a "
-            "heading sorts.</p>",
+            "seeds, last epoch. A bold score is better than every other of its column at 5 % "
+            "(Welch, Holm). A number opens the list of its runs, a heading sorts.</p>",
             *map(_table, tables),
             '<h2 id="figures">Figures</h2>',
             '<div class="figures">',
@@ -305,9 +305,8 @@ def _table(table: Table) -> str:
             cells += f"<td{' class=best' * bool(bold)}>{_cell(value)}</td>"
         body += f"<tr>{cells}</tr>"
     return (
-        '<div class="wide"><table class="sortable">'
-        f"<caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
+        f'<p class="caption">{escape(table.title)}</p><div class="wide"><table class="sortable">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
@@ -316,15 +315,25 @@ SCORED = ("compressed inference", "dense inference", "on", "off", "off, recalibr
 
 
 def _best(table: Table, column: int) -> float | None:
-    """The best mean of a column of scores; None of another column."""
+    """The mean in a column of scores that is better than each other one at 5 % of the column
+    (Welch's test, Holm's procedure); None where none is, or of another column.
+    """
     if table.header[column] not in SCORED:
         return None
     cells = [row[column] for row in table.rows]
-    scores = [cell for cell in cells if isinstance(cell, Cell) and cell.values]
+    scores = [cell for cell in cells if isinstance(cell, Cell) and len(cell.values) > 1]
     if len(scores) < 2 or any(cell.unit not in (PERCENT, PLAIN) for cell in scores):
         return None
-    choose = max if scores[0].unit == PERCENT else min
-    return choose(cell.mean for cell in scores)
+    sign = 1 if scores[0].unit == PERCENT else -1
+    best = max(scores, key=lambda score: sign * score.mean)
+    better = statistics.Region(above=0.0) if sign > 0 else statistics.Region(below=0.0)
+    ps = []
+    for score in scores:
+        if score is not best:
+            ps.append(statistics.difference(best.values, score.values).p(better))
+    levels = statistics.levels(ps, [1] * len(ps))
+    leads = all(p <= level for p, level in zip(ps, levels, strict=True))
+    return best.mean if leads else None
 
 
 def _cell(cell_: Cell | str) -> str:

@@ -36,7 +36,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 
 from commsweep.errors import UserError, nearest
 from commsweep.reporting import statistics
-from commsweep.reporting.words import legible
+from commsweep.reporting.words import latex, legible
 
 # Okabe and Ito's colours without black, which dense has, and without yellow, too pale for lines.
 INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
@@ -546,28 +546,6 @@ def latex_figure(name: str, caption: str, wide: bool, suffix: str) -> str:
             "",
         ]
     )
-
-
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
-
-
-def latex(text: str) -> str:
-    """A text with what LaTeX would take for commands written out."""
-    return "".join(LATEX.get(letter, letter) for letter in text)
 
 
 def tag(figure: Figure, alt: str, width: int = 620) -> str:

@@ -1,26 +1,31 @@
-"""Tables as pure functions of the rows; Markdown, LaTeX (booktabs) and CSV.
+"""Tables as pure functions of the rows; Markdown, LaTeX (booktabs, siunitx) and CSV.
 
-Every number is mean and sample standard deviation over n seeds, and the CSV names the run folders
-behind it. A missing cell says missing, a diverged one diverged, a failed one failed.
+Every number is a mean over n seeds: in Markdown with the sample standard deviation, in LaTeX and
+CSV with the 95 % interval. The CSV names the run folders behind it. A missing cell says missing, a
+diverged one diverged, a failed one failed.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
-from commsweep.reporting import worth
+from commsweep.reporting import statistics, worth
+from commsweep.reporting.words import latex
 from commsweep.store import UNFINISHED
 
 ON, OFF = "test_on_acc", "test_off_acc"
 # How a cell is shown; shares and bytes need no spread.
 PERCENT, SHARE, BYTES, PLAIN, RATE, FINE = "percent", "share", "bytes", "plain", "rate", "fine"
+SPREAD = (PERCENT, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,16 @@ class Cell:
     def sd(self) -> float | None:
         """Sample standard deviation; None below two values."""
         return pd.Series(self.values).std() if len(self.values) > 1 else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean; None below two values."""
+        return statistics.interval(self.values)
+
+    @property
+    def factor(self) -> float:
+        """The factor between a value and what is shown of it: 100 of a share in percent."""
+        return 100.0 if self.unit in (PERCENT, SHARE, FINE) else 1.0
 
     def text(self, spread: str = "±") -> str:
         """Return what a table shows."""
@@ -122,45 +137,123 @@ class Table:
         return lines
 
     def latex(self) -> str:
-        """A booktabs table."""
+        """A booktabs table with siunitx columns: of each number mean, 95 % interval and n.
 
-        def show(line: list[str]) -> str:
-            return (
-                " & ".join(text.replace("%", r"\%").replace("_", r"\_") for text in line) + r" \\"
-            )
-
-        body = [show(line) for line in self.texts(spread=r"$\pm$")]
-        return (
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    rf"\caption{{{self.title.replace('%', chr(92) + '%')}}}",
-                    rf"\begin{{tabular}}{{{'l' * len(self.header)}}}",
-                    r"\toprule",
-                    show(self.header),
-                    r"\midrule",
-                    *body,
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                    r"\end{table}",
-                ]
-            )
-            + "\n"
+        It needs the LaTeX packages booktabs and siunitx.
+        """
+        columns: dict[tuple[str, str], list[Any]] = {}
+        formats: dict[tuple[str, str], str] = {}
+        kinds = []  # of the columns, for tabular
+        for at, name in enumerate(self.header):
+            head = latex(name)
+            cells = [row[at] for row in self.rows]
+            if not any(isinstance(value, Cell) for value in cells):
+                columns[_lines(head)] = [latex(str(value)) for value in cells]
+                kinds.append("l")
+                continue
+            decimals = max((_decimals(value) for value in cells), default=0)
+            scatters = any(isinstance(value, Cell) and value.unit in SPREAD for value in cells)
+            key = (head, "mean") if scatters else _lines(head)
+            means = columns[key] = [_mean(value) for value in cells]
+            formats[key] = f"{{:.{decimals}f}}"
+            kinds.append(_column_kind(means, decimals))
+            if scatters:
+                columns[head, r"95\,\%"] = [_range(value, decimals) for value in cells]
+                kinds.append("l")
+                if SEEDS not in self.header:
+                    columns[head, "n"] = [_n(value) for value in cells]
+                    kinds.append("r")
+        frame = pd.DataFrame(columns)
+        frame.columns = pd.MultiIndex.from_tuples(columns)
+        styled = frame.style.hide(axis="index").format(formats, na_rep="{--}")
+        text = styled.to_latex(
+            siunitx=True,
+            column_format="".join(kinds),
+            hrules=True,
+            position="t",
+            position_float="centering",
+            multicol_align="c",
+            environment="table*" if len(columns) > NARROW else "table",
+            caption=latex(self.title),
+            label=f"tab:{self.name}",
         )
+        return text.replace(r"\begin{tabular}", COMPACT + r"\begin{tabular}", 1)
 
     def csv(self) -> str:
-        """Return a line for each number: row labels, column, mean, sd, n, run ids."""
+        """A line for each number: the labels of its row, column, shown, mean, low and high end of
+        the 95 % interval, n, run ids.
+        """
+        labels = [
+            at
+            for at in range(len(self.header))
+            if all(isinstance(row[at], str) for row in self.rows)
+        ]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["row", "column", "shown", "mean", "sd", "n", "runs"])
+        numbers = ["column", "shown", "mean", "low", "high", "n", "runs"]
+        writer.writerow([*(self.header[at] for at in labels), *numbers])
         for row in self.rows:
-            label = " | ".join(cell for cell in row if isinstance(cell, str))
-            for name, cell in zip(self.header, row, strict=True):
-                if isinstance(cell, Cell):
-                    numbers = [cell.mean, cell.sd, len(cell.values)] if cell.values else ["", "", 0]
-                    writer.writerow([label, name, cell.text(), *numbers, " ".join(cell.ids)])
+            for name, value in zip(self.header, row, strict=True):
+                if not isinstance(value, Cell):
+                    continue
+                low, high = value.interval or ("", "")
+                mean = value.mean if value.values else ""
+                line = [name, value.text(), mean, low, high, len(value.values)]
+                writer.writerow([*(row[at] for at in labels), *line, " ".join(value.ids)])
         return out.getvalue()
+
+
+NARROW = 4  # columns that one column of a page has room for
+SEEDS = "seeds"  # the column of a table that says n for all cells of a row
+COMPACT = "\\small\n\\setlength{\\tabcolsep}{3pt}\n"
+
+
+def _lines(head: str) -> tuple[str, str]:
+    """A head in two lines, parted at the space nearest to its middle."""
+    spaces = [at for at, letter in enumerate(head) if letter == " "]
+    if not spaces:
+        return head, ""
+    at = min(spaces, key=lambda at: abs(at - len(head) / 2))
+    return head[:at], head[at + 1 :]
+
+
+def _column_kind(means: list[float], decimals: int) -> str:
+    """A siunitx column just as wide as its numbers."""
+    numbers = [number for number in means if math.isfinite(number)]
+    digits = max((len(str(int(abs(number)))) for number in numbers), default=1)
+    sign = "-" if any(number < 0 for number in numbers) else ""
+    return f"S[table-format={sign}{digits}.{decimals}]"
+
+
+def _mean(value: Cell | str) -> float:
+    """The mean of a cell in the unit that it is shown in; NaN of one without a number."""
+    if isinstance(value, str) or not value.values:
+        return math.nan
+    return value.mean * value.factor
+
+
+def _n(value: Cell | str) -> int:
+    return len(value.values) if isinstance(value, Cell) else 0
+
+
+def _decimals(value: Cell | str) -> int:
+    if isinstance(value, str) or not value.values or value.unit == BYTES:
+        return 0
+    if value.unit == PLAIN:
+        return 2 if abs(value.mean) < 100 else 0
+    return 1
+
+
+def _range(value: Cell | str, decimals: int) -> str:
+    """The interval of a cell in LaTeX, and what is missing in words."""
+    if isinstance(value, str):
+        return latex(value)
+    if not value.values:
+        return latex(value.text())
+    if value.interval is None:
+        return ""
+    low, high = (f"\\num{{{end * value.factor:.{decimals}f}}}" for end in value.interval)
+    return f"[{low}, {high}]"
 
 
 def cell(rows: pd.DataFrame, metric: str, unit: str = PERCENT) -> Cell:

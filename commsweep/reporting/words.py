@@ -54,3 +54,25 @@ def without_empty(
     return [header[column] for column in filled], [
         [row[column] for column in filled] for row in rows
     ]
+
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def latex(text: str) -> str:
+    """A text with what LaTeX would take for commands written out."""
+    return "".join(LATEX.get(letter, letter) for letter in text)

@@ -22,7 +22,6 @@ from commsweep.reporting.style import (
     drawing,
     ends,
     finish,
-    latex,
     logarithmic,
     look,
     plot,
@@ -30,6 +29,7 @@ from commsweep.reporting.style import (
     save,
     sheet,
 )
+from commsweep.reporting.words import latex
 
 
 def curves(*runs):

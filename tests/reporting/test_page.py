@@ -15,10 +15,14 @@ from base64 import b64decode
 import pytest
 
 from commsweep.config import flatten
+from commsweep.launching.launch import adopt
+from commsweep.registry import sweep
 from commsweep.reporting import page, report, results
-from commsweep.reporting.table import Cell
+from commsweep.reporting.published import CURVES, adopt_curves, outcomes
+from commsweep.reporting.table import Cell, Table
 from commsweep.store import Store
 from tests.analysis.test_rudakov_text import fill, paper_world
+from tests.test_layout import ROOT
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -35,6 +39,33 @@ def made(tmp_path_factory):
 def unpacked(text: str) -> dict:
     """The runs that a page carries."""
     return json.loads(gzip.decompress(b64decode(re.search(r'id="data">([^<]+)<', text).group(1))))
+
+
+def dumped(page_file, home, width):
+    """The page after its scripts, as a browser of this width has it."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]
+    command += ["--no-first-run", "--disable-background-networking", "--disable-component-update"]
+    command += [f"--window-size={width},900", "--virtual-time-budget=20000", "--dump-dom"]
+    environment = os.environ | {"HOME": str(home)}
+    done = subprocess.run(
+        [*command, page_file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    return done.stdout
+
+
+def test_bold_is_what_is_decided():
+    def column(*values):
+        rows = [[str(at), Cell(tuple(seeds), ("a",), 1)] for at, seeds in enumerate(values)]
+        return page._best(Table("t", "t", ["Setting", "on"], rows), 1)
+
+    near, far = [0.986, 0.981, 0.991], [0.51, 0.52, 0.50]
+    assert column(near, [0.985, 0.980, 0.990], far) is None  # no bold within the noise
+    assert column(near, far, [0.4, 0.41, 0.39]) == pytest.approx(0.986)
+    assert column(near, [0.5]) is None
 
 
 def test_nothing_is_loaded_from_elsewhere(made):
@@ -105,7 +136,7 @@ def test_what_a_store_holds_is_text_on_the_page(store, tmp_path):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here (apt-get install chromium)")
-@pytest.mark.parametrize("width", [390, 1600])
+@pytest.mark.parametrize("width", [390, 1280, 1600])
 def test_in_a_browser_a_link_opens_its_run_and_curves_are_drawn_over_each_other(
     made, width, tmp_path
 ):
@@ -129,33 +160,44 @@ def test_in_a_browser_a_link_opens_its_run_and_curves_are_drawn_over_each_other(
       const ticks = document.querySelectorAll("#plot .ytick").length;
       document.querySelectorAll("#explorer th")[4].click();
       const seeds = [...document.querySelectorAll("#list tbody tr")].map(r => r.children[4].textContent);
-      document.title = [document.documentElement.scrollWidth, innerWidth, found, lines, ticks > 1,
+      const cut = [...document.querySelectorAll(".caption, figcaption, p, h2, img")]
+        .filter(e => e.getBoundingClientRect().right > innerWidth + 1).length;
+      const scrolled = [...document.querySelectorAll(".wide")]
+        .filter(e => e.scrollWidth > e.clientWidth + 1).length;
+      document.title = [document.documentElement.scrollWidth, innerWidth, found, lines, cut,
+        innerWidth < 1000 ? 0 : scrolled, ticks > 1,
         document.querySelectorAll("#explorer pre")[0].textContent.includes("test_on_ppl"),
         seeds.join() === [...seeds].sort().join()].join(" ");
     })</script>""".replace("NAME", name)
     copy = tmp_path / "page.html"
     copy.write_text(text.replace("</body>", probe + "</body>"))
-    out = subprocess.run(
-        [
-            BROWSER,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--window-size={width},900",
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-            copy.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"HOME": str(tmp_path)},
-    ).stdout
-    told = re.search(r"<title>(\d+) (\d+) (\d+) (\d+) (\w+) (\w+) (\w+)</title>", out)
-    assert told, out[:300]
-    whole, window, found, lines, *good = told.groups()
-    assert int(whole) <= int(window) and int(window) >= width - 20
+    out = dumped(copy, tmp_path, width)
+    title = re.search(r"<title>(\d+) (\d+) (\d+) (\d+) (\d+) (\d+) (\w+) (\w+) (\w+)</title>", out)
+    assert title, out[:300]
+    page_width, window, found, lines, cut, scrolled, *good = title.groups()
+    assert int(page_width) <= int(window) and int(window) >= width - 20
+    assert (cut, scrolled) == ("0", "0"), "text, a figure or a table's last column is cut"
     assert (found, good) == ("1", ["true", "true", "true"]) and int(lines) > 20
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here (apt-get install chromium)")
+def test_in_a_browser_curves_of_adopted_rows_are_drawn(tmp_path):
+    folder, store = ROOT / "docs" / "results" / "floor_warm", Store(tmp_path / "store")
+    rows, _ = outcomes(folder / "rows.csv", sweep("floor_warm"))
+    adopt("floor_warm", sweep("floor_warm"), rows, store)
+    assert adopt_curves(folder / CURVES, [row["id"] for row in rows], store) == 42
+    text = report.write(store.root, "floor_warm", tmp_path / "out").page.read_text()
+    probe = """<script>addEventListener("load", async () => {
+      const until = async test => { while (!test()) await new Promise(r => setTimeout(r, 30)); };
+      await until(() => document.documentElement.dataset.ready);
+      document.querySelectorAll("#explorer button")[0].click();
+      await until(() => document.querySelectorAll("#plot .scatterlayer .trace").length > 2);
+      document.title = [...document.querySelectorAll("#explorer select")]
+        .map(e => e.options.length).join(" ");
+    })</script>"""
+    (tmp_path / "page.html").write_text(text.replace("</body>", probe + "</body>"))
+    choices = re.search(r"<title>([\d ]+)</title>", dumped(tmp_path / "page.html", tmp_path, 1280))
+    assert choices and all(int(count) > 2 for count in choices.group(1).split())
 
 
 @pytest.mark.slow
@@ -174,7 +216,6 @@ def test_a_running_sweep_is_shown_and_not_judged(tmp_path, monkeypatch, capsys):
     from commsweep.cli import report as command
     from commsweep.cli.main import main
     from commsweep.config import run_id
-    from commsweep.registry import sweep
 
     runs = sweep("demo-text")
     store = Store(tmp_path / "store")

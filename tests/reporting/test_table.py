@@ -1,12 +1,19 @@
-"""Tables for a terminal: nothing is wider than it, and nothing is lost."""
+"""Tables for a terminal, nothing wider than it and nothing lost; for LaTeX; as csv."""
 
 from __future__ import annotations
 
+import io
+import shutil
+import subprocess
+
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commsweep.reporting.table import Cell, Table, shortened
+from commsweep.reporting import statistics
+from commsweep.reporting.style import latex_figure
+from commsweep.reporting.table import BYTES, Cell, Table, shortened
 
 HEADER = ["Setting", "worth kept", "compressed inference", "fwd bytes/step", "seeds"]
 
@@ -55,3 +62,55 @@ def test_texts_that_are_cut_still_differ():
     assert len(set(cut)) == 3 and all(len(text) <= 30 for text in cut)
     assert cut[0].endswith("layer1)") and cut[1].endswith("l2)")
     assert shortened(["a" * 40, "a" * 40], 10) == ["aaaaaaa..."] * 2
+
+
+def numbers():
+    """A table with everything that LaTeX takes amiss."""
+    scores = Cell((-0.91, -0.93, -0.92), ("a", "b", "c"), 3)
+    lost = Cell((), (), 3, (("diverged", 3),))
+    sent = Cell((1234.0,), ("a",), 1, unit=BYTES)
+    header = ["fwd \\ bwd", "score", "bytes"]
+    title = "A & B: 50 % of #1_x"
+    return Table("bits", title, header, [["2 bit", scores, sent], ["a_b", lost, sent]])
+
+
+def test_latex_has_numbers_in_columns_with_interval_and_n():
+    text = numbers().latex()
+    assert r"\caption{A \& B: 50 \% of \#1\_x}" in text and r"\label{tab:bits}" in text
+    assert (
+        r"{fwd \textbackslash{}} &" in text
+        and r"\begin{tabular}{lS[table-format=-2.1]lrS[table-format=4.0]}" in text
+    )
+    assert r"2 bit & -92.0 & [\num{-94.5}, \num{-89.5}] & 3 & 1234 \\" in text
+    assert r"a\_b & {--} & diverged & 0 & 1234 \\" in text
+    assert r"\toprule" in text and r"\begin{table*}[t]" in text
+
+
+def test_csv_has_the_labels_of_a_row_and_its_interval_in_columns_of_their_own():
+    frame = pd.read_csv(io.StringIO(numbers().csv()))
+    assert list(frame) == ["fwd \\ bwd", "column", "shown", "mean", "low", "high", "n", "runs"]
+    first = frame.iloc[0]
+    assert first.low == pytest.approx(statistics.interval([-0.91, -0.93, -0.92])[0])
+    assert first.n == 3 and first.runs == "a b c" and frame.iloc[2].shown == "diverged"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no TeX here")
+def test_tex_compiles_the_tables_and_captions(tmp_path):
+    wide = Table("wide", "W", ["s", *"abc"], [["x", *[Cell((0.1, 0.2), ("a",), 2)] * 3]])
+    body = numbers().latex() + wide.latex() + latex_figure("one", "50 % ± #1 \\", True, "png")
+    body = body.replace(r"\includegraphics", r"\iffalse\includegraphics").replace(
+        "{one.png}", "{one.png}\\fi"
+    )
+    text = "\n".join(
+        [
+            r"\documentclass[twocolumn]{article}",
+            r"\usepackage{booktabs,siunitx,graphicx}",
+            r"\begin{document}",
+            body,
+            r"\end{document}",
+        ]
+    )
+    (tmp_path / "paper.tex").write_text(text)
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and (tmp_path / "paper.pdf").exists(), done.stdout[-2000:]
