@@ -632,17 +632,13 @@ def _check(row: dict[str, Any], path: str) -> dict[str, Any]:
     return row
 
 
+# What evaluations and points count, beside their scores (docs/reference/columns.md).
+COUNTED = ("epoch", "step", "seconds", "bytes", "gradient_bytes", "examples", "tokens")
+
+
 def _measured(key: str, value: Any) -> bool:
     """Return whether an evaluation may say this of something; what it says by name are numbers."""
-    named = key.startswith(("train_", "val_", "test_")) or key in (
-        "epoch",
-        "step",
-        "seconds",
-        "bytes",
-        "gradient_bytes",
-        "examples",
-        "tokens",
-    )
+    named = key.startswith(("train_", "val_", "test_")) or key in COUNTED
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool)
         if named

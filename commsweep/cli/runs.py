@@ -394,6 +394,8 @@ def _list(args: argparse.Namespace) -> int:
     if args.conflicts is not None:
         return _conflicts(args)
     store = Store(args.store, create=False).exists()
+    if args.json:
+        return _list_json(store)
     entries = []
     for name in store.ids():
         row = store.read(name) or {}
@@ -411,11 +413,6 @@ def _list(args: argparse.Namespace) -> int:
                 **_named(store, name, row),
             }
         )
-    if args.json:
-        for entry in entries:
-            del entry["run"]
-        print(json.dumps(entries))
-        return 0
     _tell_apart(entries)
     print(
         f"{'run':13} {'status':11} {'on':>9} {'off':>9} {'bytes %':>7}  method   (on, off: "
@@ -427,6 +424,22 @@ def _list(args: argparse.Namespace) -> int:
             f"{entry['id']:13} {entry['status']:11} {_score(entry, 'on'):>9} "
             f"{_score(entry, 'off'):>9} {ratio:>7}  {entry['method']}"
         )
+    return 0
+
+
+def _list_json(store: Store) -> int:
+    """Print all runs with the columns of `cs.load_rows`."""
+    from commsweep.reporting.results import of_cells
+    from commsweep.reporting.tidy import tidy
+
+    runs = {}
+    for name in store.ids():
+        try:
+            runs[name] = record(store.folder(name).run())
+        except UserError as error:
+            notice(str(error))
+    frame = tidy(of_cells(store.root, runs))
+    print(frame.to_json(orient="records"))
     return 0
 
 

@@ -151,13 +151,22 @@ def _largest_training(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 # Curves.
 
-AXES = {"step": "steps", "epoch": "epochs", "bytes": "sent", "seconds": "seconds of training"}
+AXES = {
+    "step": "steps",
+    "epoch": "epochs",
+    "bytes": "sent at boundaries",
+    "gradient_bytes": "of gradients sent",
+    "seconds": "seconds of training",
+}
 
 
 def _along(curves: pd.DataFrame) -> list[str]:
-    """The axes that a frame has: steps, or epochs where no steps are known; bytes and seconds."""
-    skipped = "epoch" if "step" in curves else "step"
-    return [axis for axis in AXES if axis in curves and axis != skipped]
+    """The axes that a frame has: steps, or epochs where no steps are known; bytes at boundaries,
+    or of gradients where learners sent some; seconds.
+    """
+    learners = "gradient_bytes" in curves and bool((curves["gradient_bytes"] > 0).any())
+    skipped = ("epoch" if "step" in curves else "step", "bytes" if learners else "gradient_bytes")
+    return [axis for axis in AXES if axis in curves and axis not in skipped]
 
 
 @dataclass(frozen=True)
@@ -245,6 +254,11 @@ def convergence(
     if not all_lines:
         return None
     several = len(all_lines) > NAMED
+    by = (
+        next((axis for axis in _along(curves) if axis.endswith("bytes")), by)
+        if by == "bytes"
+        else by
+    )
     axes_of = [by] if by else _along(curves)[:1] if several else _along(curves)
     axes_of = [axis for axis in axes_of if all(axis in line.x for line in all_lines)]
     axes_of = [axis for axis in axes_of if max(np.nanmax(line.x[axis]) for line in all_lines) > 0]
@@ -282,13 +296,13 @@ def _panels(all_lines: list[Line], how: Score, axes_of: list[str]) -> Figure:
     styles = distinct_looks(line.name for line in all_lines)
     for axis, by in zip(axes[0], axes_of, strict=True):
         largest = max(float(np.nanmax(line.x[by])) for line in all_lines)
-        unit, name = in_bytes(largest) if by == "bytes" else (1.0, "")
+        unit, name = in_bytes(largest) if by.endswith("bytes") else (1.0, "")
         for line in all_lines:
             style = styles[line.name] | {"marker": None, "label": line.name}
             _draw_line(axis, line, by, unit, **style)
         axis.set(xlabel=f"{name} {AXES[by]}".strip())
         totals = [float(np.nanmax(line.x[by])) for line in all_lines]
-        if by == "bytes" and min(totals) > 0 and max(totals) > 30 * min(totals):
+        if by.endswith("bytes") and min(totals) > 0 and max(totals) > 30 * min(totals):
             logarithmic(axis.xaxis)
     axes[0, 0].set_ylabel(how.label)
     if how.log:
@@ -316,7 +330,7 @@ def _multiples(all_lines: list[Line], how: Score, by: str) -> Figure:
     points = plt.rcParams["font.size"]
     letters = int(72 * wide / columns / (0.6 * points))
     largest = max(float(np.nanmax(line.x[by])) for line in all_lines)
-    unit, name = in_bytes(largest) if by == "bytes" else (1.0, "")
+    unit, name = in_bytes(largest) if by.endswith("bytes") else (1.0, "")
     for axis, line in zip(axes.flat, shown, strict=False):
         for reference in dense:
             if len(dense) == 1 or _variant(reference.name) <= _variant(line.name):
@@ -613,10 +627,11 @@ def rate(rows: pd.DataFrame, curves: pd.DataFrame, score: str = "") -> Figure | 
     """
     if curves.empty or not {"bytes", "step", "setting"} <= set(curves):
         return None
+    sent = next(axis for axis in _along(curves) if axis.endswith("bytes"))
     ordered = curves.sort_values("step")
     by_run = ordered.groupby("id")
     ordered = ordered.assign(
-        rate=(ordered["bytes"] - by_run["bytes"].shift(fill_value=0))
+        rate=(ordered[sent] - by_run[sent].shift(fill_value=0))
         / (ordered["step"] - by_run["step"].shift(fill_value=0))
     )
     spread = ordered.groupby("setting")["rate"].agg(["min", "max"])
@@ -743,8 +758,8 @@ def figure(
         raise UserError(f"no figure '{kind}'{nearest(kind, KINDS)} (figures: {', '.join(KINDS)})")
     if score and kind in WITHOUT_SCORE:
         raise UserError(f"score='{score}': figure '{kind}' draws no score; leave it out")
-    if by and (by not in AXES or kind != "convergence"):
-        raise UserError(f"by='{by}': of convergence, one of {', '.join(AXES)}")
+    if by and (by not in ("step", "bytes", "seconds") or kind != "convergence"):
+        raise UserError(f"by='{by}': of convergence, one of step, bytes, seconds")
     is_curves = "step" in data and "model.name" not in data
     if score and score not in data and (curves is None or score not in curves):
         names = [name for name in data if name.rpartition("_")[2] in ("acc", "loss", "ppl")]

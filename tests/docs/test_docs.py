@@ -7,12 +7,15 @@ from __future__ import annotations
 import argparse
 import ast
 import csv
+import json
 import re
 import shlex
 import shutil
 
+import pandas as pd
 import pytest
 
+import commsweep as cs
 from commsweep import registry
 from commsweep.cli.main import build_parser, main
 from commsweep.config import flatten, override, record
@@ -21,9 +24,11 @@ from commsweep.config.compressors import CompressorSpec, GradientCompressor
 from commsweep.config.feedback import FeedbackSpec, GradientFeedback
 from commsweep.errors import UserError
 from commsweep.reporting.results import SECTIONS
+from commsweep.store import COUNTED
 from docs.tools import reference
 from tests.test_layout import ROOT
 
+RESULTS = ROOT / "docs" / "results"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = (ROOT / "docs" / "guide" / "own.md").read_text()
 
@@ -248,6 +253,22 @@ def test_every_column_of_the_published_rows_is_described():
             for column in next(csv.reader(handle)):
                 setting = column in settings or column.startswith(SECTIONS)
                 assert setting or any(re.fullmatch(name, column) for name in known), column
+    curves = [pd.read_csv(path, nrows=1) for path in RESULTS.glob("*/curves.csv.gz")]
+    assert curves
+    for column in {*COUNTED, *(name for frame in curves for name in frame)}:
+        assert any(re.fullmatch(name, column) for name in known), column
+
+
+def test_the_list_for_programs_has_the_columns_of_load_rows(tmp_path, capsys):
+    folder, store = RESULTS / "floor_warm", str(tmp_path / "store")
+    rows = ["sweep", "adopt", "floor_warm", str(folder / "rows.csv"), "--store", store]
+    assert main(rows) == 0
+    capsys.readouterr()
+    assert main(["list", "--json", "--store", store]) == 0
+    printed = pd.DataFrame(json.loads(capsys.readouterr().out))
+    loaded = cs.load_rows(store)
+    assert list(printed) == list(loaded) and set(printed.id) == set(loaded.id)
+    assert {"codec", "K", "bits", "feedback", "setting", "seed"} <= set(printed)
 
 
 def test_the_examples_of_the_guide_to_integrations_run_as_written(tmp_path, monkeypatch, capsys):
