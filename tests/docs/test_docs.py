@@ -28,7 +28,7 @@ from commsweep.store import COUNTED
 from docs.tools import reference
 from tests.test_layout import ROOT
 
-RESULTS = ROOT / "docs" / "results"
+RECORDED = ROOT / "docs" / "results"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = (ROOT / "docs" / "guide" / "own.md").read_text()
 
@@ -253,14 +253,14 @@ def test_every_column_of_the_published_rows_is_described():
             for column in next(csv.reader(handle)):
                 setting = column in settings or column.startswith(SECTIONS)
                 assert setting or any(re.fullmatch(name, column) for name in known), column
-    curves = [pd.read_csv(path, nrows=1) for path in RESULTS.glob("*/curves.csv.gz")]
+    curves = [pd.read_csv(path, nrows=1) for path in RECORDED.glob("*/curves.csv.gz")]
     assert curves
     for column in {*COUNTED, *(name for frame in curves for name in frame)}:
         assert any(re.fullmatch(name, column) for name in known), column
 
 
 def test_the_list_for_programs_has_the_columns_of_load_rows(tmp_path, capsys):
-    folder, store = RESULTS / "floor_warm", str(tmp_path / "store")
+    folder, store = RECORDED / "floor_warm", str(tmp_path / "store")
     rows = ["sweep", "adopt", "floor_warm", str(folder / "rows.csv"), "--store", store]
     assert main(rows) == 0
     capsys.readouterr()
