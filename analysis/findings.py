@@ -340,7 +340,7 @@ FINDINGS = [
         "cifar_small_jpeg --papers images",
         "how ResNet-18 on all of CIFAR-10 does; three to eleven seeds, a ResNet of width 16, "
         "eight epochs. Error feedback is keyed by slot there, as in the paper.",
-        "cifar_small_jpeg/quality.png",
+        "cifar_small_jpeg/score_k.png",
         "test accuracy against K, with each feedback, both kinds of inference",
         answer="A ResNet of width 16, 8 epochs: TopK 10 % both ways loses "
         "{cifar_small_jpeg/C2/0/points}. Under compressed inference EF loses "

@@ -9,6 +9,8 @@
     cs.CompressionHook(model, compressor)             # gradients of DistributedDataParallel
     cs.preset(name), cs.run(run), cs.sweep(runs)      # trainings of the harness
     cs.load_rows(path), cs.load_curves(path)          # runs and their curves, as DataFrames
+    cs.summary(rows, by, column)                      # means over seeds with 95 % intervals
+    cs.convergence(curves, column)                    # scores at 10, 25, 50, 100 % of the steps
     cs.figure(rows, kind)                             # a figure for a paper, of rows or curves
     cs.UserError                                      # every mistake that a user can mend
 
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
     from commsweep.integrations.shadow import Shadow
     from commsweep.registry import preset
     from commsweep.reporting.figure import figure
-    from commsweep.reporting.tidy import load_curves, load_rows
+    from commsweep.reporting.tidy import convergence, load_curves, load_rows, summary
 
 __all__ = [
     "CompressionHook",
     "Shadow",
     "UserError",
     "compress",
+    "convergence",
     "figure",
     "insert",
     "load_curves",
@@ -43,6 +46,7 @@ __all__ = [
     "measure",
     "preset",
     "run",
+    "summary",
     "sweep",
 ]
 _WHERE = {
@@ -50,6 +54,7 @@ _WHERE = {
     "Shadow": "commsweep.integrations.shadow",
     "UserError": "commsweep.errors",
     "compress": "commsweep.api_functions",
+    "convergence": "commsweep.reporting.tidy",
     "figure": "commsweep.reporting.figure",
     "insert": "commsweep.boundary.insert",
     "load_curves": "commsweep.reporting.tidy",
@@ -57,6 +62,7 @@ _WHERE = {
     "measure": "commsweep.integrations.measure",
     "preset": "commsweep.registry",
     "run": "commsweep.api_functions",
+    "summary": "commsweep.reporting.tidy",
     "sweep": "commsweep.api_functions",
 }
 

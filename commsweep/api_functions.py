@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from commsweep.config import Execution, Run, override
+from commsweep.config.execution import POINTS
 from commsweep.registry import preset
 from commsweep.store import Row, Store
 
@@ -33,13 +34,14 @@ def run(
     """Train a preset or a Run, or return its recorded row: settings, metrics, bytes, seconds.
 
     settings: dotted names with __ for the dots: run("digits", fwd__compressor__kind="topk").
-    Raises UserError on a setting that does not exist.
+    Points along the training are recorded (`cs.load_curves`). Raises UserError on a setting that
+    does not exist.
     """
     from commsweep.training.run import execute
 
     chosen = preset(preset_or_run) if isinstance(preset_or_run, str) else preset_or_run
     changes = {key.replace("__", "."): value for key, value in settings.items()}
-    return execute(override(chosen, changes), Store(store), Execution(device=device))
+    return execute(override(chosen, changes), Store(store), Execution(device=device, points=POINTS))
 
 
 def sweep(

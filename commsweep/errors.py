@@ -12,6 +12,10 @@ from collections.abc import Iterable
 class UserError(Exception):
     """Bad input. The message is the single line a user sees."""
 
+    def _render_traceback_(self) -> list[str]:
+        """The line that a notebook shows (a hook of IPython)."""
+        return [f"commsweep: {self}"]
+
 
 class Diverged(Exception):
     """The loss or a message became non-finite: a recorded outcome of a run, not a fault of the

@@ -12,7 +12,7 @@ from tests.test_layout import ROOT
 
 
 def test_every_name_is_there_and_documented():
-    assert len(cs.__all__) == 12
+    assert len(cs.__all__) == 14
     for name in cs.__all__:
         assert getattr(cs, name).__doc__ and f"{name}" in cs.__doc__
     with pytest.raises(AttributeError, match="no attribute 'mesure'"):

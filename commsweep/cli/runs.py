@@ -13,7 +13,7 @@ from commsweep import input_digests
 from commsweep.cli.explain import meaning
 from commsweep.cli.options import check_roles, count, folder, number, whole_number
 from commsweep.config import Execution, Run, flatten, override, record, run_id
-from commsweep.config.execution import MODES, check_device
+from commsweep.config.execution import MODES, POINTS, check_device
 from commsweep.config.override import parse
 from commsweep.data import sources
 from commsweep.errors import UserError, notice
@@ -29,7 +29,6 @@ where they go:
   commsweep run digits at.1.fwd=topk:0.1                     at the first boundary, by its number
   commsweep run digits grad.learners=4 grad=ef+topk:0.01     between learners
 their kinds: commsweep explain fwd.compressor.kind"""
-POINTS = 10  # along a training, where nothing else is said
 SWEPT_ROLES = ("activations", "gradients", "learners")
 
 

@@ -32,6 +32,9 @@ def check_device(name: str) -> None:
         raise UserError(f"--device {name}: not a device; use cpu, cuda, cuda:1 or auto")
 
 
+POINTS = 10  # along a training, where nothing else is said
+
+
 @dataclass(frozen=True)
 class Execution:
     """The options of `commsweep run` and `sweep launch`."""

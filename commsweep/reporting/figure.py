@@ -265,6 +265,7 @@ def convergence(
     if not axes_of:
         return None
     figure = _multiples(all_lines, how, axes_of[0]) if several else _panels(all_lines, how, axes_of)
+    cut = _bound_bands(figure, all_lines)
     counts = sorted({line.seeds for line in all_lines})
     n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     text = (
@@ -278,7 +279,30 @@ def convergence(
         )
     if several:
         text += " Grey: dense."
+    if cut:
+        text += " Bands that leave the axes go on beyond them."
     return finish(figure, text + left_out)
+
+
+def _bound_bands(figure: Figure, all_lines: list[Line]) -> bool:
+    """Bound the shared vertical axis by the means, so that no band leaves them too small to tell
+    apart; True where a band is cut.
+    """
+    means = [point.mean for line in all_lines for point in line.means if point.n]
+    lows = [point.low for line in all_lines for point in line.means if point.n > 1]
+    highs = [point.high for line in all_lines for point in line.means if point.n > 1]
+    axis = figure.axes[0]
+    low, high = min(means), max(means)
+    if axis.get_yscale() == "log":
+        margin = max((high / low) ** 0.15, 1.05)
+        limits = (low / margin, high * margin)
+    else:
+        margin = 0.15 * (high - low) or 0.05 * abs(high)
+        limits = (low - margin, high + margin)
+    if not lows or (min(lows) >= limits[0] and max(highs) <= limits[1]):
+        return False
+    axis.set_ylim(*limits)
+    return True
 
 
 def _curve_score(rows: pd.DataFrame, curves: pd.DataFrame) -> str:
@@ -415,7 +439,8 @@ def score_k(rows: pd.DataFrame, curves: pd.DataFrame, score: str = "") -> Figure
         logarithmic(axes[0, 0].yaxis)
     legend(figure)
     text = (
-        f"{how.label.capitalize()} against the share of entries that are kept, {INTERVAL}, "
+        f"{how.label.capitalize()} against the share of entries that are kept, "
+        f"{LOG_INTERVAL if how.log else f'means and {INTERVAL}'}, "
         f"{_seeds(sparse)}.{_lost(rows)}{left_out}"
     )
     if len(several) > NAMED:
@@ -516,7 +541,14 @@ def bits(rows: pd.DataFrame, curves: pd.DataFrame, score: str = "") -> Figure | 
     settings = plain[plain["codec"] != "dense"]
     if settings.empty:
         return None
-    keys = settings[forms].fillna("").astype(str).agg("|".join, axis=1)
+    # a side that is not compressed has no form of its own
+    by_form = {}
+    for form in dict.fromkeys(name.partition(".")[2] for name in forms):
+        empty = pd.Series(math.nan, settings.index, dtype=object)
+        forward, back = (settings.get(f"{side}.{form}", empty) for side in ("fwd", "bwd"))
+        by_form[form] = forward.astype(object).where(forward.notna(), back)
+    words = pd.DataFrame(by_form, index=settings.index).fillna("").map(str)
+    keys = words.agg("|".join, axis=1)
     for _, group in settings.groupby(keys, sort=False):
         with_dense = pd.concat([group, plain[plain["codec"] == "dense"]])
         if min(group[column].nunique() for column in columns) > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from typing import Any
 os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # the same rows give the same bytes
 import matplotlib
 
-matplotlib.use("Agg")
+if "matplotlib.pyplot" not in sys.modules:  # a notebook keeps the backend that shows its figures
+    matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -141,8 +143,12 @@ def drawing(on: Sheet | None = None) -> Iterator[Sheet]:
     sheet_token = _sheet.set(current)
     looks_token = None if inside else _look_of.set({})
     try:
+        interactive = matplotlib.is_interactive()
         with plt.rc_context(current.parameters()):
             yield current
+            # the first figure of a notebook makes it interactive, which is to last
+            interactive = matplotlib.is_interactive()
+        matplotlib.interactive(interactive)
     finally:
         _sheet.reset(sheet_token)
         if looks_token is not None:

@@ -4,25 +4,31 @@ bits and feedback as columns of their own.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from commsweep.config.coordinates import codecs
-from commsweep.errors import UserError
+from commsweep.errors import UserError, nearest
 from commsweep.reporting import results
 from commsweep.reporting.published import CURVES
+from commsweep.reporting.statistics import interval
 
 ROWS = "rows.csv"
 
 
-def load_rows(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
+def load_rows(
+    source: str | Path, sweep: str | None = None, needs: Sequence[str] = ()
+) -> pd.DataFrame:
     """The runs of a source, one a row (docs/reference/columns.md).
 
     Args:
         source: a store, a folder of results with `rows.csv`, or such a file.
         sweep: of a store, the cells of this sweep only, missing ones included.
+        needs: columns without which what follows makes no sense.
 
     Returns:
         All columns of a report, after these: `id`, `setting` (equal for the seeds of one setting),
@@ -30,7 +36,7 @@ def load_rows(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
         (share of entries kept, from 0 to 1), `bits` (of a value) and `feedback`.
 
     Raises:
-        UserError: the source is none of these.
+        UserError: the source is none of these, or has a column of `needs` not or empty.
     """
     path = Path(source)
     if sweep is None and path.is_dir() and (path / ROWS).is_file():
@@ -45,7 +51,72 @@ def load_rows(source: str | Path, sweep: str | None = None) -> pd.DataFrame:
             raise UserError(
                 f"'{path}' cannot be read as rows ({error}); commsweep report writes them: rows.csv"
             ) from None
-    return tidy(frame)
+    frame = tidy(frame)
+    empty = [name for name in needs if name not in frame or frame[name].isna().all()]
+    if empty:
+        raise UserError(
+            f"'{path}' has no values in {', '.join(empty)}; needed are {', '.join(needs)} "
+            "(docs/reference/columns.md says which runs have them)"
+        )
+    return frame
+
+
+def summary(frame: pd.DataFrame, by: str | Sequence[str], column: str) -> pd.DataFrame:
+    """Means over seeds with the interval of the verdicts.
+
+    Args:
+        frame: rows (`load_rows`), one a run.
+        by: the columns to group by, such as "method".
+        column: the numbers, such as "test_on_acc".
+
+    Returns:
+        One row a group, in the order of the frame: `mean`, `low` and `high` (95 % interval,
+        Student's t; NaN where n is 1) and `n`.
+    """
+    keys = [by] if isinstance(by, str) else list(by)
+    lines = []
+    for values, group in frame.groupby(keys, sort=False, dropna=False):
+        numbers = [float(number) for number in group[column].dropna()]
+        low, high = interval(numbers) or (math.nan, math.nan)
+        mean = sum(numbers) / len(numbers) if numbers else math.nan
+        lines.append((*values, mean, low, high, len(numbers)))
+    return pd.DataFrame(lines, columns=[*keys, "mean", "low", "high", "n"]).set_index(keys)
+
+
+def convergence(
+    curves: pd.DataFrame, column: str, shares: Sequence[float] = (0.1, 0.25, 0.5, 1.0)
+) -> pd.DataFrame:
+    """Scores along the trainings: the convergence table of a paper.
+
+    Args:
+        curves: points along trainings (`load_curves`).
+        column: a score, such as "val_on_loss".
+        shares: of the steps of a setting's longest training, from 0 to 1.
+
+    Returns:
+        One row for each setting and share: `method`, `percent` (100 share), `mean`, `low`, `high`,
+        `n`, and `lost`, the runs without a finite score there. The score is that of the first point
+        at or after the share.
+
+    Raises:
+        UserError: the curves have no such column.
+    """
+    if column not in curves:
+        scores = [name for name in curves if name.startswith(("val_", "test_", "train_"))]
+        raise UserError(f"curves have no '{column}'{nearest(column, scores)}")
+    points = []
+    for (_, method), group in curves.groupby(["setting", "method"], sort=False):
+        last = float(group["step"].max())
+        for share in shares:
+            for _, run in group.groupby("id", sort=False):
+                reached = run[run["step"] >= share * last - 1e-9].sort_values("step")
+                score = float(reached[column].iloc[0]) if len(reached) else math.nan
+                score = score if math.isfinite(score) else math.nan
+                points.append({"method": method, "percent": 100 * share, "score": score})
+    scores = pd.DataFrame(points)
+    table = summary(scores, ["method", "percent"], "score")
+    lost = scores["score"].isna().groupby([scores["method"], scores["percent"]], sort=False).sum()
+    return table.assign(lost=lost).reset_index()
 
 
 def load_curves(source: str | Path, sweep: str | None = None) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from commsweep.launching.launch import adopt
 from commsweep.registry import sweep
 from commsweep.reporting import interim_looks, report
 from commsweep.reporting.claim import Claim, Effect, Looked, adjust, markdown
-from commsweep.reporting.published import outcomes
+from commsweep.reporting.published import CURVES, adopt_curves, outcomes
 from commsweep.reporting.statistics import grid_of
 from commsweep.store import Store, read_json
 
@@ -38,6 +38,7 @@ def renew(folder: Path) -> list[str]:
         store, out = Store(Path(scratch) / "store"), Path(scratch) / "out"
         rows, _ = outcomes(folder / "rows.csv", runs)
         adopt(name, runs, rows, store)
+        adopt_curves(folder / CURVES, [row["id"] for row in rows], store)
         interim_looks.take(store.root, name, claims)
         written = report.write(store.root, name, out, page=False, papers=papers)
         files = {"claims.json": out / "claims.json", "claims.md": out / "claims.md"}
@@ -98,9 +99,14 @@ def rejudge(folder: Path) -> list[str]:
 def main() -> None:
     """Renew the folders that are named, or all."""
     named = sys.argv[1:]
-    for path in sorted(RESULTS.glob("*/rows.csv")):
-        folder = path.parent
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
         if named and folder.name not in named:
+            continue
+        if not (folder / "rows.csv").exists():
+            figures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
+            print(
+                f"{folder.name}: has no rows; not made here: {figures or 'no figure'}", flush=True
+            )
             continue
         try:
             write = rejudge if (folder / MEASURED).exists() else renew

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pandas as pd
@@ -9,11 +10,13 @@ import pytest
 
 import commsweep as cs
 from commsweep.config import override, run_id
+from commsweep.errors import UserError
 from commsweep.launching.grid import seeds
 from commsweep.launching.launch import register
 from commsweep.registry import preset
 from commsweep.reporting import against, results
 from commsweep.reporting.claim import CONTRADICTED, SUPPORTED, UNDECIDED, adjust
+from commsweep.reporting.statistics import interval
 from commsweep.store import POINTS, Store
 from tests.helpers import outcome, scatter
 from tests.test_layout import ROOT
@@ -135,3 +138,31 @@ def test_what_is_no_source_is_one_line(tmp_path):
     shutil.copy(RESULTS / "demo" / "rows.csv", tmp_path)
     with pytest.raises(cs.UserError, match="has no curves.csv.gz"):
         cs.load_curves(tmp_path)
+
+
+def test_a_summary_has_the_interval_of_the_verdicts():
+    frame = pd.DataFrame({"method": ["a", "a", "a", "b"], "score": [1.0, 2.0, 4.0, 3.0]})
+    table = cs.summary(frame, "method", "score")
+    assert tuple(table.loc["a", ["low", "high"]]) == interval([1.0, 2.0, 4.0])
+    assert table.loc["a", "n"] == 3 and table.loc["a", "mean"] == pytest.approx(7 / 3)
+    assert table.loc["b", "low"] != table.loc["b", "low"] and table.loc["b", "n"] == 1
+
+
+def test_a_convergence_table_counts_the_runs_that_were_lost():
+    points = []
+    for seed in (0, 1):
+        for step in (10, 50, 100):
+            nan = seed == 1 and step > 10
+            point = {"id": str(seed), "setting": "s", "method": "m", "step": step}
+            points.append(point | {"val_on_loss": math.nan if nan else 100.0 / step + seed})
+    table = cs.convergence(pd.DataFrame(points), "val_on_loss").set_index("percent")
+    assert table.loc[10, "mean"] == 10.5 and table.loc[25, "mean"] == 2.0  # the point at step 50
+    assert list(table["n"]) == [2, 1, 1, 1] and list(table["lost"]) == [0, 1, 1, 1]
+    with pytest.raises(UserError, match="did you mean 'val_on_loss'"):
+        cs.convergence(pd.DataFrame(points), "val_on_los")
+
+
+def test_what_is_needed_and_missing_is_said_in_a_line():
+    with pytest.raises(UserError, match="no values in kfac.method; needed are K, kfac.method"):
+        cs.load_rows(RESULTS / "floor_warm", needs=["K", "kfac.method"])
+    assert UserError("one line")._render_traceback_() == ["commsweep: one line"]
