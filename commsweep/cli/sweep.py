@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commsweep import input_digests
 from commsweep.cli.options import count, folder, number, words
@@ -44,6 +44,8 @@ from commsweep.store import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from commsweep.launching.views.follow import Follower
 
 
 EPILOG = """\
@@ -162,6 +164,12 @@ def _add_launch(kinds: argparse._SubParsersAction, shared: argparse.ArgumentPars
         choices=("disabled", "offline", "online"),
         default="disabled",
         help="show finished runs in Weights & Biases, the report at the end",
+    )
+    start.add_argument(
+        "--mlflow",
+        metavar="FOLDER|URI",
+        help="show finished runs in MLflow: a folder, whose mlflow.db is used, a database or a "
+        "tracking server",
     )
     start.add_argument(
         "--looks",
@@ -561,7 +569,7 @@ def _launch(args: argparse.Namespace) -> int:
     failed = _failed(runs, store)
     if options.device != "auto":
         options.torch_device()  # a device that is not there is said once, not once a cell
-    view = _view(args, store, name)
+    followers = _followers(args, store, name)
     with tqdm(
         total=len(runs),
         initial=len(runs) - len(left),
@@ -574,8 +582,8 @@ def _launch(args: argparse.Namespace) -> int:
 
         def note(run: Run, _status: str) -> None:
             bar.update()
-            if view is not None:
-                view.add(run_id(run))
+            for follower in followers:
+                follower.add(run_id(run))
 
         try:
             report = launch(
@@ -591,11 +599,13 @@ def _launch(args: argparse.Namespace) -> int:
                 notice=lambda line: bar.write(line, file=sys.stderr),
             )
         finally:
-            fault = view.end() if view is not None else ""
-    if fault:
-        print(f"commsweep: {fault}", file=sys.stderr)
-    elif view is not None:
-        _show(view, args, name, runs)
+            for follower in followers:
+                follower.end()
+    for follower in followers:
+        if follower.fault:
+            print(f"commsweep: {follower.fault}", file=sys.stderr)
+        else:
+            _show(follower, args, name, runs)
     result = {
         "sweep": name,
         "executed": sum(report.outcomes.values()),
@@ -705,26 +715,36 @@ def _adopt(args: argparse.Namespace) -> int:
     return 0
 
 
-def _view(args: argparse.Namespace, store: Store, name: str) -> Any:
-    """The replay into W&B beside a launch; None where it is not wanted."""
-    if args.wandb == "disabled":
-        return None
-    from commsweep.launching.views.wandb import Follower, View
+def _followers(args: argparse.Namespace, store: Store, name: str) -> list[Follower]:
+    """The replays into trackers beside a launch."""
+    from commsweep.launching.views.follow import Follower
 
-    view = View(store, name, args.wandb)
-    view.check()
-    return Follower(view)
+    followers = []
+    if args.wandb != "disabled":
+        from commsweep.launching.views import wandb
+
+        view = wandb.View(store, name, args.wandb)
+        view.check()
+        followers.append(Follower(view, "commsweep wandb push", view.push_report))
+    if args.mlflow:
+        from commsweep.launching.views import mlflow
+
+        view = mlflow.View(store, name, args.mlflow)
+        view.push([])  # whatever is wrong with the server is said before a run is trained
+        followers.append(Follower(view, f"the same command with --mlflow {args.mlflow}"))
+    return followers
 
 
-def _show(view: Any, args: argparse.Namespace, name: str, runs: list[Run]) -> None:
-    """Show what was recorded by earlier launches, and the report, where there is anything to
-    report.
+def _show(follower: Follower, args: argparse.Namespace, name: str, runs: list[Run]) -> None:
+    """Show what was recorded by earlier launches, and in W&B the report, where there is anything
+    to report.
     """
-    from commsweep.reporting import report
+    follower.view.push([run_id(run) for run in runs])
+    if follower.report is not None:
+        from commsweep.reporting import report
 
-    view.view.push([run_id(run) for run in runs])
-    with tempfile.TemporaryDirectory() as folder, suppress(UserError):  # no run has finished yet
-        view.view.push_report(report.write(args.store, name, Path(folder), page=False).folder)
+        with tempfile.TemporaryDirectory() as folder, suppress(UserError):  # none has finished yet
+            follower.report(report.write(args.store, name, Path(folder), page=False).folder)
 
 
 def _cluster(args: argparse.Namespace) -> dict[str, str]:

@@ -21,7 +21,8 @@ from commsweep.config.run import setting_id
 from commsweep.errors import UserError
 from commsweep.launching.launch import launch, register
 from commsweep.launching.views import wandb
-from commsweep.launching.views.wandb import Follower, View, definition
+from commsweep.launching.views.follow import Follower
+from commsweep.launching.views.wandb import View, definition
 from commsweep.registry import sweep
 from commsweep.reporting.foreign_rows import wandb_key, wandb_records
 from commsweep.store import METRICS, POINTS, Store
@@ -225,7 +226,7 @@ def test_what_wandb_refuses_does_not_end_a_launch(recorded, monkeypatch):
         raise RuntimeError("quota exceeded")
 
     monkeypatch.setattr(View, "push", refuse)
-    follower = Follower(View(store, "two"))
+    follower = Follower(View(store, "two"), "commsweep wandb push")
     follower.add(run_id(runs[0]))
     follower.add(run_id(runs[1]))
     assert follower.end() == "quota exceeded; later: commsweep wandb push"

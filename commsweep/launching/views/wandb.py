@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import queue
-import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from commsweep.config import Run, flatten, override, record, run_id
-from commsweep.config.coordinates import CODEC_SETTING, codecs
+from commsweep.config.coordinates import CODEC_SETTING
 from commsweep.config.labels import title
-from commsweep.config.run import setting_id
 from commsweep.errors import UserError
+from commsweep.launching.views.follow import config_of
 from commsweep.registry import sweep as sweep_runs
 from commsweep.registry import sweeps
 from commsweep.store import FINISHED, Row, Store
@@ -149,14 +147,6 @@ class View:
         run.finish(exit_code=0 if row["status"] == FINISHED else 1)
 
 
-def config_of(row: Row) -> dict[str, Any]:
-    """Settings under flat dotted names, with our id; the setting (equal for its seeds), codec, K,
-    bits and feedback as `cs.load_rows` has them.
-    """
-    settings = flatten(row["run"])
-    return {"id": row["id"], "setting": setting_id(row["run"]), **codecs(settings), **settings}
-
-
 def fill(run: Any, row: Row, evaluations: list[dict[str, Any]]) -> None:
     """A recorded run's evaluations by step, and its outcome as summary."""
     for evaluation in evaluations:
@@ -165,37 +155,6 @@ def fill(run: Any, row: Row, evaluations: list[dict[str, Any]]) -> None:
     for section in ("bytes", "seconds", "speed"):
         summary |= {f"{section}.{key}": value for key, value in row.get(section, {}).items()}
     run.summary.update(summary | {"status": row["status"], "error": row["error"]})
-
-
-class Follower:
-    """Replays runs beside a launch, in a thread, as they are recorded. What W&B refuses is said
-    once, at the end.
-    """
-
-    def __init__(self, view: View) -> None:
-        self.view, self.fault = view, ""
-        self.waiting: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
-
-    def add(self, name: str) -> None:
-        """This run was recorded."""
-        self.waiting.put(name)
-
-    def end(self) -> str:
-        """Wait until all are sent; what went wrong, or ""."""
-        self.waiting.put(None)
-        self.thread.join()
-        return self.fault
-
-    def _work(self) -> None:
-        while (name := self.waiting.get()) is not None:
-            if not self.fault:
-                try:
-                    self.view.push([name])
-                # a view must not end a launch, whatever is wrong with it
-                except Exception as error:
-                    self.fault = f"{error or type(error).__name__}; later: commsweep wandb push"
 
 
 METHODS = ("grid", "random", "bayes")
