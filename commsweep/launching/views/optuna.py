@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commsweep.config import flatten
+from commsweep.config.coordinates import CODEC_SETTING, codecs
 from commsweep.errors import UserError
 from commsweep.store import FINISHED, Store
 
@@ -23,8 +24,9 @@ def mirror(name: str, store: Store) -> Path:
     """Write the finished runs of a sweep as the trials of a study; returns its journal file.
 
     Objectives: test quality with compression on (accuracy, or minus the loss) and share of the
-    dense bytes; parameters: the settings in which the runs differ. Raises UserError when the store
-    knows no such sweep.
+    dense bytes. Parameters: codecs by side in words, K, bits, feedback, and the other settings in
+    which the runs differ, each once and without the seed, so that importance counts what varied.
+    Raises UserError when the store knows no such sweep.
     """
     import optuna
 
@@ -37,12 +39,15 @@ def mirror(name: str, store: Store) -> Path:
             f"launch {name}"
         ) from None
     rows = [row for row in store.rows() if row["id"] in named and row["status"] == FINISHED]
-    settings = [flatten(row["run"]) for row in rows]
-    choices = {
-        key: sorted({_value(setting.get(key)) for setting in settings}, key=str)
-        for key in dict.fromkeys(key for setting in settings for key in setting)
-    }
-    choices = {key: values for key, values in choices.items() if len(values) > 1}
+    settings = [_parameters(flatten(row["run"])) for row in rows]
+    choices = {}
+    partitions: set[tuple[int, ...]] = set()  # how a parameter parts the runs
+    for key in dict.fromkeys(key for setting in settings for key in setting):
+        values = [str(setting.get(key)) for setting in settings]
+        partition = tuple(map(values.index, values))
+        if len(set(values)) > 1 and partition not in partitions:
+            partitions.add(partition)
+            choices[key] = sorted({setting.get(key) for setting in settings}, key=str)
     journal = store.root / "studies" / f"{name}.journal"
     mark = {"mirror": name}
     if journal.exists() and _mark(journal, name) != mark:
@@ -71,7 +76,7 @@ def mirror(name: str, store: Store) -> Path:
         quality = metrics["test_on_acc"] if "test_on_acc" in metrics else -metrics["test_on_loss"]
         study.add_trial(
             optuna.trial.create_trial(
-                params={key: _value(setting.get(key)) for key in kinds},
+                params={key: setting.get(key) for key in kinds},
                 distributions=kinds,
                 values=[quality, row["bytes"]["ratio"]],
                 user_attrs={
@@ -99,6 +104,14 @@ def _mark(journal: Path, name: str) -> Any:
     )
 
 
-def _value(value: Any) -> Any:
-    """A setting as Optuna takes it."""
-    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
+def _parameters(settings: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a run, as Optuna takes them."""
+    words = codecs(settings)
+    words.pop("codec")  # of all sides at once
+    # numbers first, for axes of their own, where they say the same as words
+    parameters = {key: words.pop(key) for key in ("K", "bits", "feedback")} | words
+    for key, value in settings.items():
+        if key != "seed" and not CODEC_SETTING.match(key):
+            listed = isinstance(value, (list, tuple, dict))
+            parameters[key] = json.dumps(value) if listed else value
+    return parameters
