@@ -378,6 +378,8 @@ def rate_by_layer(frame: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """AdaComp's rate adapts by itself: of every layer at every evaluation, one panel a model (first
     seed).
     """
+    if "rates" not in curves:  # adopted rows have points, which do not look at layers
+        return None
     rows = _plain(frame)
     done = rows[(rows["kind"] == "adacomp") & (rows.status == "finished")]
     several = (

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import fields
 from pathlib import Path
 
+from commsweep import registry
 from commsweep.launching.launch import adopt
 from commsweep.registry import sweep
 from commsweep.reporting import interim_looks, report
@@ -42,8 +43,11 @@ def renew(folder: Path) -> list[str]:
         interim_looks.take(store.root, name, claims)
         written = report.write(store.root, name, out, page=False, papers=papers)
         files = {"claims.json": out / "claims.json", "claims.md": out / "claims.md"}
-        files |= {f"{path.stem}.md": path for path in (out / "tables").glob("*.md")}
-        files |= {path.name: path for path in (out / "figures").glob("*.png")}
+        files |= _made(out)
+        if papers and {path.name for path in folder.glob("*.png")} - set(files):
+            whole = Path(scratch) / "whole"  # a figure of another paper than those that are judged
+            report.write(store.root, name, whole, page=False)
+            files = _made(whole) | files
         together = out / "tables.md"
         before = (folder / "tables.md").read_text() if (folder / "tables.md").exists() else ""
         tables = [
@@ -59,6 +63,16 @@ def renew(folder: Path) -> list[str]:
                 shutil.copy(path, folder / file)
                 renewed.append(file)
     return renewed
+
+
+def _made(out: Path) -> dict[str, Path]:
+    """The tables and figures of a report by their names in a folder of results."""
+    files = {f"{path.stem}.md": path for path in (out / "tables").glob("*.md")}
+    files |= {path.name: path for path in (out / "figures").glob("*.png")}
+    for name, path in list(files.items()):  # where several papers have rows, names have theirs
+        for paper in registry.papers():
+            files.setdefault(name.removeprefix(f"{paper.NAME}_"), path)
+    return files
 
 
 def rejudge(folder: Path) -> list[str]:

@@ -59,7 +59,7 @@ def test_a_notebook_has_one_parameter_and_imports_public_names_only(name):
         and isinstance(node.value, ast.Name)
         and node.value.id == "cs"
     }
-    assert used <= set(cs.__all__) and "load_rows" in used and "summary" in used
+    assert used <= set(cs.__all__) and "load_rows" in used and used & {"summary", "convergence"}
     assert "from commsweep" not in text and "savefig" in text
 
 

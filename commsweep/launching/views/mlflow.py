@@ -63,8 +63,8 @@ class View:
         """The id of the sweep's experiment."""
         name = f"commsweep/{self.group}"
         try:
-            known = self.client.get_experiment_by_name(name)
-            return known.experiment_id if known else self.client.create_experiment(name)
+            experiment = self.client.get_experiment_by_name(name)
+            return experiment.experiment_id if experiment else self.client.create_experiment(name)
         except Exception as error:
             raise UserError(f"--mlflow {self.uri}: {_line(error)}") from None
 
@@ -89,16 +89,16 @@ class View:
 
     def _replayed(self) -> dict[str, tuple[str, str]]:
         """By our id: MLflow's id, and the time of the outcome, of runs that were replayed whole."""
-        found, token = {}, None
+        replayed, token = {}, None
         while True:
             page = self.client.search_runs([self.experiment], page_token=token)
             for run in page:
                 tags = run.data.tags
                 if ID in tags:
-                    found[tags[ID]] = run.info.run_id, tags.get(RECORDED, "")
+                    replayed[tags[ID]] = run.info.run_id, tags.get(RECORDED, "")
             token = page.token
             if not token:
-                return found
+                return replayed
 
     def _replay(self, row: Row, folder: RunFolder, recorded: str) -> None:
         from mlflow.entities import Metric, Param
@@ -106,7 +106,7 @@ class View:
         run = self.client.create_run(
             self.experiment, run_name=title(row["run"]), tags={ID: row["id"]}
         )
-        name, now = run.info.run_id, int(1000 * time.time())
+        name, milliseconds = run.info.run_id, int(1000 * time.time())
         parameters = [
             Param(key, str(value)[:LONGEST])
             for key, value in config_of(row).items()
@@ -118,12 +118,12 @@ class View:
         for point in folder.metrics(POINTS) or folder.metrics():
             for key, value in _numbers(point):
                 if key not in ("step", "epoch"):
-                    metrics.append(Metric(key, value, now, int(point["step"])))
+                    metrics.append(Metric(key, value, milliseconds, int(point["step"])))
         last = dict(row["metrics"])
         for section in ("bytes", "seconds", "speed", "gradients"):
             last |= {f"{section}.{key}": value for key, value in row.get(section, {}).items()}
         for key, value in _numbers(last):
-            metrics.append(Metric(key, value, now, int(row.get("steps") or 0)))
+            metrics.append(Metric(key, value, milliseconds, int(row.get("steps") or 0)))
         for batch in _batches(metrics, METRICS):
             self.client.log_batch(name, metrics=batch)
         status = "FINISHED" if row["status"] == FINISHED else "FAILED"
