@@ -360,10 +360,10 @@ def bytes_up(frame: pd.DataFrame, _curves: pd.DataFrame) -> Figure | None:
         points.append({"name": _short(str(method)), "x": up, "values": values})
     with drawing():
         figure, axes = plt.subplots(figsize=size(2, 3.4))
-        frame_ = pd.DataFrame(points)
-        front = front_of(frame_)
-        styles = distinct_looks(chosen(frame_["name"], [*front["name"], *KEPT]))
-        scatter(axes, frame_, styles, front, log=False)
+        scores = pd.DataFrame(points)
+        front = front_of(scores)
+        styles = distinct_looks(chosen(scores["name"], [*front["name"], *KEPT]))
+        scatter(axes, scores, styles, front, log=False)
         plain = _arm(frame, PLAIN_RUN)
         if len(plain):
             score = plain[PERPLEXITY].mean()

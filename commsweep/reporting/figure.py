@@ -254,12 +254,13 @@ def convergence(
     if not all_lines:
         return None
     several = len(all_lines) > NAMED
-    by = (
-        next((axis for axis in _along(curves) if axis.endswith("bytes")), by)
-        if by == "bytes"
-        else by
-    )
-    axes_of = [by] if by else _along(curves)[:1] if several else _along(curves)
+    axes_of = _along(curves)
+    if by == "bytes":  # at boundaries, or of gradients
+        axes_of = [axis for axis in axes_of if axis.endswith("bytes")]
+    elif by:
+        axes_of = [by]
+    elif several:
+        axes_of = axes_of[:1]
     axes_of = [axis for axis in axes_of if all(axis in line.x for line in all_lines)]
     axes_of = [axis for axis in axes_of if max(np.nanmax(line.x[axis]) for line in all_lines) > 0]
     if not axes_of:

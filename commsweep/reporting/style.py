@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
@@ -570,8 +570,3 @@ def picture(png: bytes, alt: str, width: int = 620) -> str:
 
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], Figure | None]
-
-
-def on_width(width: str) -> Sheet:
-    """The current sheet with another width of all figures."""
-    return replace(_sheet.get(), width=width)

@@ -43,11 +43,13 @@ def renew(folder: Path) -> list[str]:
         interim_looks.take(store.root, name, claims)
         written = report.write(store.root, name, out, page=False, papers=papers)
         files = {"claims.json": out / "claims.json", "claims.md": out / "claims.md"}
-        files |= _made(out)
+        files |= _files(out)
         if papers and {path.name for path in folder.glob("*.png")} - set(files):
-            whole = Path(scratch) / "whole"  # a figure of another paper than those that are judged
-            report.write(store.root, name, whole, page=False)
-            files = _made(whole) | files
+            all_papers = (
+                Path(scratch) / "all"
+            )  # a figure of another paper than those that are judged
+            report.write(store.root, name, all_papers, page=False)
+            files = _files(all_papers) | files
         together = out / "tables.md"
         before = (folder / "tables.md").read_text() if (folder / "tables.md").exists() else ""
         tables = [
@@ -65,7 +67,7 @@ def renew(folder: Path) -> list[str]:
     return renewed
 
 
-def _made(out: Path) -> dict[str, Path]:
+def _files(out: Path) -> dict[str, Path]:
     """The tables and figures of a report by their names in a folder of results."""
     files = {f"{path.stem}.md": path for path in (out / "tables").glob("*.md")}
     files |= {path.name: path for path in (out / "figures").glob("*.png")}

@@ -71,13 +71,13 @@ def rows(count=3, seeds=3, **columns):
 
 def bands(axis):
     """(low, high) at each x of every band that is drawn."""
-    found = []
+    edges = []
     for band in axis.collections:
         if isinstance(band, PolyCollection):
             for path in band.get_paths():
                 vertices = pd.DataFrame(path.vertices, columns=["x", "y"])
-                found.append(vertices.groupby("x").y.agg(["min", "max"]))
-    return found
+                edges.append(vertices.groupby("x").y.agg(["min", "max"]))
+    return edges
 
 
 @pytest.mark.parametrize(
