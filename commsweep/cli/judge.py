@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commsweep.cli.options import folder, writable
+from commsweep.cli.options import folder, whole_number, writable
 from commsweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def add_commands(commands: argparse._SubParsersAction, _shared: argparse.Argumen
     parser.add_argument(
         "--look",
         action="append",
-        type=int,
+        type=whole_number(1, 100_000),
         default=[],
         metavar="N",
         help="you looked at the verdicts before, at N seeds; may be repeated",
@@ -141,6 +141,9 @@ def _guesses(rows: Rows, judged: Judged) -> str:
         lines.append(f"step      {columns.step}: the last number of each training counts")
     if judged.baseline is not None:
         lines.append(f"against   {judged.baseline}")
+    if judged.statuses:
+        counts = ", ".join(f"{count} '{status}'" for status, count in judged.statuses.items())
+        lines.append(f"status    {counts}: not known, counted as ended")
     return "\n".join(lines)
 
 

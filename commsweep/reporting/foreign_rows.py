@@ -10,7 +10,6 @@ Nothing is unpickled, and no tool's server is asked.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import struct
@@ -23,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from commsweep.errors import UserError, reason
+from commsweep.reporting import foreign_tables
 
 BLOCK, HEAD, FILE_HEAD = 32768, 7, 7  # bytes of LevelDB's log format, and of W&B's file header
 WHOLE, LAST = 1, 4  # kinds of a piece that end a record
@@ -71,12 +71,7 @@ def read(path: Path) -> Rows:
 def _table(path: Path) -> pd.DataFrame:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv", ".txt"):
-        text = path.read_text(encoding="utf-8-sig")
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        if not lines:
-            raise UserError(f"'{path}' has no rows")
-        options: dict[str, Any] = {"comment": "#", "skipinitialspace": True, "engine": "python"}
-        return pd.read_csv(io.StringIO(text), sep=_separator(lines[0]), **options)
+        return foreign_tables.read(path)
     if suffix == ".parquet":
         return pd.read_parquet(path)
     if suffix in (".jsonl", ".ndjson", ".json"):
@@ -88,14 +83,6 @@ def _table(path: Path) -> pd.DataFrame:
             raise ValueError("each record must be an object, as {'seed': 1, 'loss': 0.5}")
         return pd.json_normalize(records)
     raise ValueError("its name must end in .csv, .tsv, .parquet, .jsonl or .json")
-
-
-def _separator(head: str) -> str:
-    """Return what divides the columns of a table, by its first line."""
-    separator = max(",;\t|", key=head.count)
-    if separator in head:
-        return separator
-    return r"\s+" if len(head.split()) > 1 else ","
 
 
 def _records(text: str) -> list[Any] | None:

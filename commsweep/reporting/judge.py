@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -114,7 +115,11 @@ MARGINS = {
     "index",
 }
 IDENTITIES = {"id", "hash", "uuid", "sha"}
-ENDED = {"finished", "completed", "complete", "done", "success", "ok", "nan"}
+# Words of a status that say failure, or that the training has not ended.
+FAILED = {"failed", "failure", "fail", "crashed", "crash", "killed", "error", "oom", "diverged"}
+FAILED |= {"nan", "timeout", "stopped", "aborted", "cancelled", "canceled", "preempted", "lost"}
+UNENDED = {"running", "pending", "queued", "scheduled", "interrupted", "missing"}
+ENDED = {"finished", "completed", "complete", "done", "success", "succeeded", "ok", ""}
 BASELINES = ("dense", "baseline", "control", "none", "base", "fp32", "full", "off", "false")
 CLAIM = re.compile(r"^(?P<left>.+?)\s+(?P<sign><|>|=)\s+(?P<right>.+)$")
 MARGIN = re.compile(r"^(?P<right>.+?)\s+(?P<sign>\+-|±|\+|-)\s+(?P<margin>[\d.]+(?:e-?\d+)?)$")
@@ -141,6 +146,10 @@ class Judged:
     columns: Columns
     scores: dict[str, dict[Any, float]]
     lost: dict[str, int]  # trainings without a score, by setting
+    why: dict[str, Counter[str]] = field(default_factory=dict)  # they have none
+    statuses: Counter[str] = field(
+        default_factory=Counter
+    )  # that are not known, and counted as ended
     baseline: str | None = None
     claims: list[Claim] = field(default_factory=list)
 
@@ -172,7 +181,8 @@ def columns(
     frame = rows.frame
     for option, named in (("score", score), ("seed", seed), ("setting", None)):
         for name in [named] if option != "setting" else settings:
-            if name is not None and name != ORDER and name not in frame:
+            is_order = option == "seed" and name == ORDER
+            if name is not None and not is_order and name not in frame:
                 close = nearest(name, map(str, frame.columns))
                 raise UserError(f"--{option} {name}: no such column{close}; {_listed(frame)}")
     score = score or _score(rows)
@@ -233,7 +243,8 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     if seeds is None:  # in their order
         seeds = labels.groupby(labels).cumcount()
     numbers = range(1, len(frame) + 1)
-    numbered = frame.assign(_label=labels, _seed=seeds, _done=_finished(frame), _row=numbers)
+    ends = _ends(frame)
+    numbered = frame.assign(_label=labels, _seed=seeds, _end=ends, _row=numbers)
     keys = ["_label", "_seed"] if columns.step is None else ["_label", "_seed", columns.step]
     with_score = numbered if columns.step is None else numbered[numbered[columns.score].notna()]
     if with_score.duplicated(keys).any():
@@ -248,14 +259,20 @@ def _scores(frame: pd.DataFrame, columns: Columns) -> Judged:
     if columns.step is not None:
         numbered = numbered.sort_values(columns.step, kind="stable")
     scores: dict[str, dict[Any, float]] = {label: {} for label in dict.fromkeys(labels)}
-    lost = dict.fromkeys(scores, 0)
+    why: dict[str, Counter[str]] = {label: Counter() for label in scores}
     for (label, seed), training in numbered.groupby(["_label", "_seed"], sort=False, dropna=False):
         values = training[columns.score].dropna()
-        if training["_done"].all() and len(values) and math.isfinite(values.iloc[-1]):
-            scores[label][seed] = float(values.iloc[-1])
+        failures = [end for end in training["_end"] if end]
+        if failures:
+            why[label][failures[-1]] += 1
+        elif not len(values):
+            why[label]["without a score"] += 1
+        elif not math.isfinite(values.iloc[-1]):
+            why[label]["diverged"] += 1
         else:
-            lost[label] += 1
-    return Judged(columns, scores, lost)
+            scores[label][seed] = float(values.iloc[-1])
+    lost = {label: counts.total() for label, counts in why.items()}
+    return Judged(columns, scores, lost, why=why, statuses=_unknown(frame))
 
 
 def _labels(frame: pd.DataFrame, settings: tuple[str, ...]) -> pd.Series:
@@ -279,11 +296,24 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _finished(frame: pd.DataFrame) -> list[bool]:
+def _statuses(frame: pd.DataFrame) -> list[str]:
+    """The status of each row, "" where none is recorded."""
     name = next((name for name in frame if str(name).lower() in ("status", "state")), None)
     if name is None:
-        return [True] * len(frame)
-    return [str(value).lower() in ENDED for value in frame[name]]
+        return [""] * len(frame)
+    return ["" if value is None or value != value else str(value).lower() for value in frame[name]]
+
+
+def _ends(frame: pd.DataFrame) -> list[str]:
+    """Why a row counts for nothing, "" where it counts: a status that says failure, or that the
+    training has not ended.
+    """
+    return [status if status in FAILED | UNENDED else "" for status in _statuses(frame)]
+
+
+def _unknown(frame: pd.DataFrame) -> Counter[str]:
+    statuses = _statuses(frame)
+    return Counter(status for status in statuses if status not in FAILED | UNENDED | ENDED)
 
 
 # Verdicts.
@@ -337,6 +367,8 @@ def _claim(text: str, judged: Judged) -> Claim:
         raise UserError(f"--claim '{text}': equal within what? write \"A = B +- 0.5\"")
     a = _setting(matched["left"].strip(), names, "--claim")
     b = _setting(right, names, "--claim")
+    if a == b:
+        raise UserError(f"--claim '{text}': compares '{a}' with itself; name two settings")
     effect = _effect(a, b, judged, sign, margin)
     return Claim(text, "given on the command line", [effect], source="")
 
@@ -493,6 +525,9 @@ def verdicts(judged: Judged) -> str:
                 )
             number = shown(effect.values, effect.interval, effect.digits, effect.level)
             lines.append(f"- {claim.name}: {number}, {effect.seeds_text}: {sentence}")
+            for name, counts in judged.why.items():
+                if counts["diverged"] and not judged.scores[name] and name in effect.what:
+                    lines[-1] += f"; '{name}' diverged in all {counts.total()} runs"
     return "\n".join(lines) + "\n"
 
 
@@ -504,7 +539,7 @@ def table(judged: Judged) -> Table:
     digits = judged.digits
     for name, seeds in judged.scores.items():
         values = list(seeds.values())
-        lost = f"{judged.lost[name]} without a score" if judged.lost[name] else ""
+        lost = ", ".join(f"{count} {reason}" for reason, count in judged.why[name].items())
         if not values:
             settings.rows.append([name, "0", "", "", "", lost])
             continue

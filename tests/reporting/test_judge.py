@@ -295,3 +295,87 @@ def test_a_repeated_training_is_named_by_its_rows_whatever_the_index(tmp_path, c
     frame.to_parquet(tmp_path / "rows.parquet")
     assert main(["judge", str(tmp_path / "rows.parquet"), "--out", str(tmp_path / "out")]) == 2
     assert "rows 1 and 2 both are of setting 'a'" in capsys.readouterr().err
+
+
+def read_text(tmp_path, text, name="runs.csv", encoding="utf-8"):
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    return foreign_rows.read(tmp_path / name).frame
+
+
+ROWS = "seed,method,loss\n0,{a},0.40\n1,{a},0.41\n0,base,0.5\n1,base,0.51\n"
+
+
+def test_no_text_of_a_cell_is_a_comment(tmp_path):
+    for name in ("pr#321", '"run #1"', "#2"):
+        frame = read_text(tmp_path, ROWS.format(a=name))
+        assert list(frame.method) == [name.strip('"')] * 2 + ["base"] * 2
+        assert list(frame.loss) == [0.40, 0.41, 0.5, 0.51] and frame.seed.dtype == "int64"
+    commented = "# of the 3rd of May, by hand, twice, thrice\n" + ROWS.format(a="x")
+    assert len(read_text(tmp_path, commented)) == 4
+    numbered = read_text(tmp_path, "#,method,loss\n0,a,0.4\n1,a,0.5\n")
+    assert list(numbered) == ["#", "method", "loss"] and len(numbered) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("seed;method;loss\n0;a;0,40\n1;b ;1234,5\n", "utf-8"),
+        ("seed,method,loss\n0, a ,0.40\n1,b,1234.5\n", "utf-8-sig"),
+        ("seed\tmethod\tloss\n0\ta\t0.40\n1\tb\t1234.5\n", "utf-16"),
+        ('seed,method,loss\n0,a,0.40\n1,b,"1,234.5"\n', "utf-8"),
+        ("seed,method,loss\n0,a,0.40 nats\n1,b,1234.5 nats\n", "utf-8"),
+        ("seed|method|loss\n0|a|0.40 %\n1|b|1234.5%\n", "utf-8"),
+    ],
+)
+def test_tables_are_read_as_people_have_them(tmp_path, text, encoding):
+    frame = read_text(tmp_path, text, encoding=encoding)
+    assert list(frame.loss) == [0.4, 1234.5] and list(frame.method) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed,loss,loss\n0,1,2\n", "2 columns are named 'loss'"),
+        ("seed,loss\n0,1\n1,2\n2,0,5\n", "row 4 has 3 fields, the header 2"),
+        ("seed;loss\n0;1,234\n1;2,345\n", "'1,234' may be 1.234 or 1234"),
+        ("seed,loss\n0,1\x002\n", "line 2: a NUL byte"),
+    ],
+)
+def test_what_could_be_read_in_two_ways_is_refused(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        read_text(tmp_path, text)
+
+
+def test_diverged_and_failed_trainings_are_told_apart_and_unknown_statuses_are_said(
+    tmp_path, capsys
+):
+    text = "seed,method,loss,status\n"
+    text += "0,a,nan,keep\n1,a,0.4,keep\n2,a,0.41,crash\n3,a,,ok\n4,a,0.42,discard\n"
+    text += "".join(f"{seed},b,Infinity,keep\n" for seed in range(5))
+    (tmp_path / "runs.csv").write_text(text)
+    assert main(["judge", str(tmp_path / "runs.csv"), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "1 diverged, 1 crash, 1 without a score" in out and "5 diverged" in out
+    assert "7 'keep', 1 'discard': not known, counted as ended" in out
+    assert "'b' diverged in all 5 runs" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--score", "order"], "--score order: no such column"),
+        (["--setting", "order"], "--setting order: no such column"),
+        (["--claim", "x < x"], "compares 'x' with itself"),
+        (["--look", "0"], "--look"),
+        (["--look", "999999999"], "--look"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(tmp_path, capsys, options, message):
+    (tmp_path / "runs.csv").write_text(ROWS.format(a="x"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        try:
+            code = main(["judge", "runs.csv", *options])
+        except SystemExit as ending:
+            code = ending.code
+    assert code == 2 and message in capsys.readouterr().err
