@@ -65,7 +65,8 @@ def add_commands(commands: argparse._SubParsersAction, _shared: argparse.Argumen
         action="append",
         default=[],
         metavar="TEXT",
-        help='judge this instead, may be repeated: "A < B - 0.01", "A > B", "A = B +- 0.5"',
+        help='judge this instead, may be repeated: "A < B - 0.01", "A > B", "A = B +- 0.5"; B may '
+        'be a number: "A < 3.28"',
     )
     parser.add_argument(
         "--look",

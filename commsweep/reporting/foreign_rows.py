@@ -11,6 +11,7 @@ Nothing is unpickled, and no tool's server is asked.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -114,11 +115,24 @@ def _folder(path: Path) -> Rows:
 def _rows(runs: list[_Run], source: str) -> Rows:
     settings = list(dict.fromkeys(name for run in runs for name in run.settings))
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    settings = [name for name in settings if name not in metrics]
+    for run in runs:
+        for name, value in run.metrics.items():
+            if _is_not_finite(value):  # the training diverged
+                run.metrics[name] = math.inf
+    # a method that was logged beside the scores is a setting all the same
+    words = {name for run in runs for name, value in run.metrics.items() if isinstance(value, str)}
+    settings = [name for name in settings if name not in metrics] + sorted(words)
+    metrics = [name for name in metrics if name not in words]
     lines = [
         run.settings | run.metrics | {"run name": run.name, "status": run.status} for run in runs
     ]
     return Rows(pd.DataFrame(lines), source, settings, metrics)
+
+
+def _is_not_finite(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.lower().lstrip("+-") in foreign_tables.NOT_FINITE
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 # W&B: LevelDB's log format, each record a protocol buffer.

@@ -366,11 +366,38 @@ def _claim(text: str, judged: Judged) -> Claim:
     if sign == "=" and margin <= 0:
         raise UserError(f"--claim '{text}': equal within what? write \"A = B +- 0.5\"")
     a = _setting(matched["left"].strip(), names, "--claim")
+    if right not in names and (number := _constant(right)) is not None:
+        effect = _against_number(a, number, judged, sign, margin)
+        return Claim(text, "given on the command line", [effect], source="")
     b = _setting(right, names, "--claim")
     if a == b:
         raise UserError(f"--claim '{text}': compares '{a}' with itself; name two settings")
     effect = _effect(a, b, judged, sign, margin)
     return Claim(text, "given on the command line", [effect], source="")
+
+
+def _constant(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _against_number(name: str, number: float, judged: Judged, sign: str, edge: float) -> Effect:
+    """The effect of a setting against a constant: its scores minus that (one-sample t)."""
+    effect = Effect(
+        f"{name} - {number:g}",
+        above=edge if sign == ">" else None,
+        below=edge if sign == "<" else None,
+        within=edge if sign == "=" else None,
+        digits=judged.digits,
+        lost=judged.lost[name],
+        grid=judged.grid,
+    )
+    effect.values = [score - number for score in judged.scores[name].values()]
+    effect.by = list(range(len(effect.values)))
+    return effect
 
 
 def _setting(name: str, names: list[str], option: str) -> str:

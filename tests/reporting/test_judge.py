@@ -379,3 +379,33 @@ def test_options_that_mean_nothing_are_refused(tmp_path, capsys, options, messag
         except SystemExit as ending:
             code = ending.code
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_a_claim_against_a_number_is_a_one_sample_test(tmp_path, capsys):
+    """Ten seeds with mean 3.27847 pass a rule at 3.28, as published for a record of a speedrun."""
+    scores = 3.27847 + 0.0013 * np.random.default_rng(1).standard_normal(10)
+    scores += 3.27847 - scores.mean()
+    frame = pd.DataFrame({"seed": range(10), "method": ["a", "b"] * 5, "loss": scores})
+    (tmp_path / "runs.csv").write_text(frame.assign(method="muon").to_csv(index=False))
+    out = tmp_path / "out"
+    command = ["judge", str(tmp_path / "runs.csv"), "--setting", "method", "--out", str(out)]
+    assert main([*command, "--claim", "muon < 3.28"]) == 0
+    (claim,) = json.loads((out / "claims.json").read_text())["claims"]
+    (effect,) = claim["effects"]
+    assert claim["verdict"] == "supported" and len(effect["values"]) == 10
+    expected = ttest_1samp(scores, 3.28)
+    assert effect["p"] == pytest.approx(expected.pvalue, rel=1e-6)
+    assert main([*command, "--claim", "muon < 3.27"]) == 0
+    (claim,) = json.loads((out / "claims.json").read_text())["claims"]
+    assert claim["verdict"] == "contradicted"
+
+
+def test_words_that_were_logged_as_metrics_are_settings_and_nan_is_divergence():
+    runs = [
+        foreign_rows._Run(f"r{seed}", {"seed": seed}, {"method": name, "loss": loss})
+        for seed, name, loss in ((0, "a", 0.4), (1, "a", "NaN"), (0, "b", 0.5), (1, "b", 0.6))
+    ]
+    rows = foreign_rows._rows(runs, "four runs")
+    assert "method" in rows.settings and rows.metrics == ["loss"]
+    judged = judge(rows, columns(rows))
+    assert set(judged.scores) == {"a", "b"} and judged.why["a"]["diverged"] == 1
