@@ -93,11 +93,11 @@ def _fields(lines: Sequence[str]) -> list[list[str]]:
         return list(csv.reader(joined, delimiter=separator, skipinitialspace=True))
 
     width = Counter(len(row) for row in parse(plain)).most_common(1)[0][0]
-    kept = []
+    table_lines = []
     for line in lines:
         if not line.startswith("#") or len(parse([line])[0]) == width:
-            kept.append(line)
-    return parse(kept)
+            table_lines.append(line)
+    return parse(table_lines)
 
 
 def typed(name: str, cells: Sequence[str]) -> pd.Series:
