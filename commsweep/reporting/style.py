@@ -23,7 +23,8 @@ from typing import Any
 os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # the same rows give the same bytes
 import matplotlib
 
-if "matplotlib.pyplot" not in sys.modules:  # a notebook keeps the backend that shows its figures
+# A notebook, and who has chosen a backend, keep the one that shows their figures.
+if not {"matplotlib.pyplot", "ipykernel"} & set(sys.modules):
     matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
@@ -89,7 +90,8 @@ STYLE: dict[str, Any] = {
     "lines.markersize": 3.5,
     "errorbar.capsize": 0,
     "legend.frameon": False,
-    "figure.dpi": 200,
+    "figure.dpi": 100,  # on a screen
+    "savefig.dpi": 200,
     "pdf.fonttype": 42,
     "svg.hashsalt": "commsweep",
     "figure.constrained_layout.use": True,
