@@ -338,3 +338,17 @@ def test_every_printed_command_is_understood():
         except (UserError, ValueError) as error:
             wrong.append(f"{where}: commsweep {text}: {error}")
     assert seen > 200 and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [
+        ("guide/text.md", "demo-text/topk.md"),
+        ("guide/gradients.md", "demo-gradients/tables.md"),
+        ("results/local_methods/README.md", "local_methods/tables.md"),
+    ],
+)
+def test_means_with_deviations_of_a_page_are_those_of_the_recorded_table(page, table):
+    recorded = set(re.findall(r"[\d.]+ ± [\d.]+", (RECORDED / table).read_text()))
+    written = re.findall(r"[\d.]+ ± [\d.]+", (ROOT / "docs" / page).read_text())
+    assert written and not [number for number in written if number not in recorded]
