@@ -305,11 +305,16 @@ def verdict(standing: Standing) -> str:
     return f"{word} {standing.rival}: {_points(standing.gain)} points"
 
 
+HIGHEST = 120.0  # percent of worth that the axis shows
+OFFSETS = (4, -8, -15, -22)  # points that names stand above or below their marks, in turn
+
+
 @styled
 def fronts(recorded: Sequence[Training]) -> Figure:
-    """Worth kept against bytes for each role and training. Bars are 95 % intervals; coloured are
-    decided leads. An entry is named where none of fewer bytes keeps more, decided or not. A
-    triangle stands for one below the axis. Entries that collapsed are left out.
+    """Worth kept against bytes for each role and training. Bars are 95 % intervals, with a mark
+    where one leaves the axes; coloured are decided leads. An entry is named where none of fewer
+    bytes keeps more, decided or not. A triangle stands for one below the axis. Entries that
+    collapsed are left out.
     """
     roles = list(dict.fromkeys(training.setup.role for training in recorded))
     drawn, axes = plt.subplots(
@@ -329,16 +334,18 @@ def fronts(recorded: Sequence[Training]) -> Figure:
                 axis.annotate(
                     standing.entry.name,
                     (share, standing.worth.percent),
-                    xytext=(-3 if is_right else 3, 4 if index % 2 else -7),
+                    xytext=(-3 if is_right else 3, OFFSETS[index % len(OFFSETS)]),
                     textcoords="offset points",
                     ha="right" if is_right else "left",
-                    fontsize="small",
+                    fontsize="x-small",
                 )
             if not ranked:
                 axis.text(0.5, 0.5, "cannot tell", ha="center", transform=axis.transAxes)
             logarithmic(axis.xaxis)
             axis.set(
-                title=f"{role}: {training.setup.name}", ylabel="worth kept, %", ylim=(-30, 120)
+                title=f"{role}: {training.setup.name}",
+                ylabel="worth kept, %",
+                ylim=(LOWEST, HIGHEST),
             )
     for axis in axes[-1]:
         axis.set(xlabel="bytes, % of dense")
@@ -361,6 +368,10 @@ def _drawn(axis: Axes, standing: Standing) -> None:
     worth, ink = standing.worth, ON_FRONT if standing.leads else "0.6"
     is_low = worth.percent < LOWEST
     if worth.low is not None and worth.high is not None and not is_low:
-        axis.plot([100 * standing.share] * 2, [worth.low, worth.high], color=ink, lw=0.8)
+        x = 100 * standing.share
+        axis.plot([x, x], [worth.low, worth.high], color=ink, lw=0.8)
+        for end, edge, mark in ((worth.low, LOWEST, "v"), (worth.high, HIGHEST, "^")):
+            if (end < edge) == (mark == "v") and end != edge:  # the interval goes on beyond it
+                axis.plot([x], [edge], mark, color=ink, ms=3, clip_on=False)
     height = LOWEST + 3 if is_low else worth.percent
     axis.plot([100 * standing.share], [height], "v" if is_low else "o", color=ink, ms=3)
