@@ -29,7 +29,7 @@ from docs.tools import reference
 from tests.test_layout import ROOT
 
 RECORDED = ROOT / "docs" / "results"
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = (ROOT / "docs" / "guide" / "own.md").read_text()
 
 
@@ -352,3 +352,23 @@ def test_means_with_deviations_of_a_page_are_those_of_the_recorded_table(page, t
     recorded = set(re.findall(r"[\d.]+ ± [\d.]+", (RECORDED / table).read_text()))
     written = re.findall(r"[\d.]+ ± [\d.]+", (ROOT / "docs" / page).read_text())
     assert written and not [number for number in written if number not in recorded]
+
+
+@pytest.mark.slow
+def test_a_program_that_follows_its_page_gets_a_score(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "AGENTS.md").read_text()
+    assert len(page.splitlines()) <= 40
+    commands = [
+        shlex.split(line.removeprefix(".venv/bin/commsweep").partition("#")[0])
+        for block in blocks(page, "")
+        for line in block.splitlines()
+        if line.startswith(".venv/bin/commsweep")
+    ]
+    monkeypatch.chdir(tmp_path)
+    new, quick, trained = commands
+    assert main(new) == 0
+    capsys.readouterr()
+    assert main(quick) == 0
+    (card,) = json.loads(capsys.readouterr().out)
+    assert card["laws"] and all(law["holds"] for law in card["laws"])
+    assert trained[:2] == quick[:2] and "--minutes" in trained
