@@ -60,7 +60,6 @@ class Score:
     factor: float = 1.0
     offset: float = 0.0
     log: bool = False
-    better: int = -1  # -1: less is better
 
     def of(self, values: Iterable[float]) -> list[float]:
         """The values in the unit of the axis."""
@@ -77,7 +76,7 @@ def score_of(name: str, error: bool = False) -> Score:
     if ending == "acc" and error:
         return Score(name, f"{words} error (%)", -100.0, 100.0, log=True)
     if ending == "acc":
-        return Score(name, f"{words} accuracy (%)", 100.0, better=1)
+        return Score(name, f"{words} accuracy (%)", 100.0)
     if ending == "ppl":
         return Score(name, f"{words} perplexity", log=True)
     return Score(name, f"{words} loss (nats)" if words else name, log=ending == "loss")

@@ -306,11 +306,10 @@ def scatter(
     axis.plot(front["x"], front["mean"], color="0.5", lw=1, zorder=1)
 
 
-def front_of(points: pd.DataFrame, log: bool = False, less_is_better: bool = True) -> pd.DataFrame:
-    """The points (x, values) that none with as small an x beats, with their means."""
+def front_of(points: pd.DataFrame, log: bool = False) -> pd.DataFrame:
+    """The points (x, values) with means, of which none has less at as small an x."""
     mean = pd.Series([ends(values, log).mean for values in points["values"]], points.index)
-    signed = -mean if less_is_better else mean
-    best = pareto(points.assign(**{"bytes.ratio": points["x"], "mean": signed}), -math.inf)
+    best = pareto(points.assign(**{"bytes.ratio": points["x"], "mean": -mean}), -math.inf)
     return best.assign(mean=mean[best.index])
 
 
