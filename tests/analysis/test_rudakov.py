@@ -503,7 +503,7 @@ def test_seeds_added_to_some_cells_only_are_said(store, tmp_path):
     )
     assert main(["report", "demo", "--store", str(store.root), "--out", str(tmp_path / "o")]) == 0
     assert whole in (tmp_path / "o" / "claims.md").read_text()
-    assert "95 % intervals" in (tmp_path / "o" / "figures" / "score_bytes.txt").read_text()
+    assert "95 % intervals" in (tmp_path / "o" / "figures" / "score_k.txt").read_text()
 
 
 @pytest.mark.parametrize(

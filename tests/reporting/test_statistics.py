@@ -215,7 +215,8 @@ def wrong(effects, first, reports, world, looks=4, registered=None):
     return errors / reports
 
 
-RECORDED = 0.09  # of reports, under the scatter of this repository's own effects
+# Of reports, under the scatter of this repository's own effects; of reports of thirty effects.
+RECORDED, RECORDED_OF_MANY = 0.09, 0.12
 
 
 @pytest.mark.parametrize("world", ["normal", "unequal", "points", "nats"])
@@ -235,7 +236,8 @@ def test_reports_hold_their_level_over_all_their_looks(effects, first, reports, 
     """Normal scatter, unequal scatter, and the recorded one with its runs that fail, whose skew
     costs what the page says.
     """
-    level = LEVEL if world in ("normal", "unequal") else RECORDED
+    level = RECORDED if effects < 30 else RECORDED_OF_MANY
+    level = LEVEL if world in ("normal", "unequal") else level
     most = level + 2.5 * math.sqrt(level / reports)
     assert wrong(effects, first, reports, world, looks=1) < most
     assert wrong(effects, first, reports, world) < most
