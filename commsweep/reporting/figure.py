@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from commsweep.errors import UserError, nearest
 from commsweep.reporting import worth as worths
-from commsweep.reporting.results import is_text
+from commsweep.reporting.results import counted, is_text, span
 from commsweep.reporting.style import (
     NAMED,
     Ends,
@@ -99,19 +99,13 @@ def _done(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _seeds(frame: pd.DataFrame) -> str:
     """ "n = 8", or "n = 3 to 8" of settings with different numbers of seeds."""
-    counts = sorted(set(frame.groupby("setting").seed.nunique()))
-    if not counts:
-        return "n = 0"
-    return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    return f"n = {span(frame.groupby('setting').seed.nunique())}"
 
 
 def _lost(rows: pd.DataFrame) -> str:
     """A sentence on the runs that have no place in a figure; "" where there are none."""
-    if "status" not in rows:
-        return ""
-    counts = rows.status[rows.status != "finished"].value_counts()
-    named = [f"{count} {status}" for status, count in counts.items()]
-    return f" Left out: {', '.join(named)}." if named else ""
+    unfinished = counted(rows) if "status" in rows else ""
+    return f" Left out: {unfinished}." if unfinished else ""
 
 
 Kind = Callable[..., Figure | None]
@@ -192,8 +186,6 @@ def lines(curves: pd.DataFrame, score: Score) -> list[Line]:
         seeds: list[pd.DataFrame] = []
         for _, points in group.sort_values(base).groupby("id", sort=False):
             bad = ~np.isfinite(points[score.column].to_numpy(dtype=float))
-            has_score = points[score.column].notna().to_numpy()
-            points = points[has_score | bad]
             stop = int(np.argmax(bad)) if bad.any() else len(points)
             if stop:
                 seeds.append(points.iloc[:stop])
@@ -266,8 +258,7 @@ def convergence(
         return None
     figure = _multiples(all_lines, how, axes_of[0]) if several else _panels(all_lines, how, axes_of)
     cut = _bound_bands(figure, all_lines)
-    counts = sorted({line.seeds for line in all_lines})
-    n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    n = span(line.seeds for line in all_lines)
     text = (
         f"{how.label.capitalize()} along the training, "
         f"{LOG_INTERVAL if how.log else f'means and {INTERVAL}'}, n = {n}; no band where n is 1."
@@ -640,8 +631,7 @@ def worth_kept(rows: pd.DataFrame, curves: pd.DataFrame, score: str = "") -> Fig
     axis.set_yticks(range(len(order)), [legible(name) for name in order])
     axis.set(xlim=(first, last), xlabel="worth kept (%): 0 is the floor, 100 is dense")
     axis.set_ylim(-0.7, len(order) - 0.3)
-    counts = sorted({share.n for share in ranked})
-    n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    n = span(share.n for share in ranked)
     text = (
         "Share of its message's worth that each setting keeps: (floor - setting) / (floor - dense),"
         f" with 95 % intervals (Fieller), n = {n} seeds. {worths.floors_text(rows)} "

@@ -15,7 +15,7 @@ from commsweep.errors import UserError, nearest
 from commsweep.registry import is_shipped, papers
 from commsweep.reporting.claim import Claim, Looks, adjust, date
 from commsweep.reporting.figure import KINDS
-from commsweep.reporting.results import scale
+from commsweep.reporting.results import counted, scale, span
 from commsweep.reporting.style import Draw, finish
 from commsweep.reporting.table import Table, settings_table
 
@@ -144,14 +144,10 @@ def all_figures(
 
 def _seeds(done: pd.DataFrame) -> str:
     """ "n = 3 to 8 seeds a setting." """
-    counts = sorted(set(done.groupby("setting_id").seed.nunique()))
-    if counts == [1]:
-        return "One seed a setting, so no intervals."
-    n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"n = {n} seeds a setting."
+    n = span(done.groupby("setting_id").seed.nunique())
+    return "One seed a setting, so no intervals." if n == "1" else f"n = {n} seeds a setting."
 
 
 def _left_out(rows: pd.DataFrame) -> str:
-    counts = rows.status[rows.status != "finished"].value_counts()
-    named = [f"{count} {status}" for status, count in counts.items()]
-    return f" Runs left out: {', '.join(named)}." if named else ""
+    unfinished = counted(rows)
+    return f" Runs left out: {unfinished}." if unfinished else ""

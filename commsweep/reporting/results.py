@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,18 @@ def mixed_surroundings(frame: pd.DataFrame) -> str:
         f"({'; '.join(sorted(surroundings_))}); pairs are formed "
         "within one."
     )
+
+
+def counted(rows: pd.DataFrame) -> str:
+    """The runs that are not finished by status, "2 diverged, 1 missing"; "" where all are."""
+    counts = rows.status[rows.status != "finished"].value_counts()
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def span(counts: Iterable[int]) -> str:
+    """Numbers of seeds in words: "8", or "3 to 8"; "0" where there are none."""
+    ordered = sorted(counts) or [0]
+    return f"{ordered[0]}" if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
 NAMED = 6  # of settings, in a sentence

@@ -522,7 +522,7 @@ def test_a_dead_workers_trial_is_put_back(store, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(SEARCHES))
 def test_a_trial_is_printed_as_words_that_run_takes(name):
-    """What is printed, given to `commsweep run`, is the trial's own run."""
+    """The printed words, given to `commsweep run`, make the trial's own run."""
     search, goal = searching.search_of(name), Goal()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(12):
